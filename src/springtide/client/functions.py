@@ -443,7 +443,7 @@ def job_request(
         )
     has_pods = status.cluster is not None
     asked = options.values["requirements"]
-    request = with_packages(request, asked, source, has_pods=has_pods, on_progress=on_progress)
+    request = with_packages(request, asked, source, has_pods=has_pods, folder=folder, on_progress=on_progress)
     sent = with_code(source, folder, has_pods=has_pods)
     return {"name": called, "source": sent, "options": request}
 
@@ -472,7 +472,7 @@ def deploy_service(
         options = service_as_profiled(options, source, on_progress, connected.sharing())
     has_pods, called = connected.status().cluster is not None, validate_name(options.values["name"] or name)
     request, asked = options.as_request(), options.values["requirements"]
-    request = with_packages(request, asked, source, has_pods=has_pods, on_progress=on_progress)
+    request = with_packages(request, asked, source, has_pods=has_pods, folder=folder)
     sent = {"name": called, "source": with_code(source, folder, has_pods=has_pods), "options": request}
     return ServiceHandle(connected, deploy_with_folder(connected, sent, folder, on_progress).name)
 

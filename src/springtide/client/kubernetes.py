@@ -35,8 +35,8 @@ from springtide.backends.kubernetes.resources.from_object import (
     FOLDER_PART_BYTES,
     MAX_OBJECT_SOURCE_BYTES,
     NAME_ANNOTATION,
-    NO_FOLDER_FIELD,
     PART_KEY,
+    check_kept,
 )
 from springtide.backends.kubernetes.resources.to_object import inference_function, training_function
 from springtide.client.goals import TrainOptions, workers_range
@@ -44,7 +44,7 @@ from springtide.client.serving_goals import ServeOptions
 from springtide.client.sources.source import SentFolder, SourceFile, for_pods
 from springtide.core.containers import SECRETS_VARIABLE
 from springtide.core.errors import InvalidRequest, NotFound
-from springtide.core.options.rules import NO_FUNCTIONS, NO_PACKAGES_IN_PODS
+from springtide.core.options.rules import NO_FUNCTIONS, NO_PYTHON_IN_PODS
 from springtide.core.quantities import validate_name
 
 ResultT = TypeVar("ResultT")
@@ -112,7 +112,13 @@ class ClusterClient:
             return made
         kind, namespace = _kind_of(obj), self._namespace_of(obj)
         if not secrets:
-            return self._request(obj, lambda: self._api.create(kind, obj, namespace))
+            made = self._request(obj, lambda: self._api.create(kind, obj, namespace))
+            try:
+                check_kept(obj, made)
+            except InvalidRequest:
+                self._run(self._api.delete(kind, made["metadata"]["name"], namespace, uid=made["metadata"]["uid"]))
+                raise
+            return made
         with self._secret(obj, secrets) as name:
             told = _with_secret(obj, name, secrets)
             made = self._request(obj, lambda: self._api.create(kind, told, namespace))
@@ -147,6 +153,8 @@ class ClusterClient:
         now = self._request(
             obj, lambda: self._api.patch(kind, name, obj, namespace, how="apply", manager=CLIENT_MANAGER)
         )
+        if kind is not CONFIG_MAP:
+            check_kept(obj, now)
         if before is None:
             return Applied(now, "created")
         is_same = before["metadata"].get("generation") == now["metadata"].get("generation")
@@ -211,11 +219,7 @@ class ClusterClient:
             raise
 
     def _keep_parts(self, made: Object, told: Object) -> None:
-        """Have the cluster delete the parts together with the object. Raises InvalidRequest if it has dropped them."""
-        if "folder" not in made["spec"]["source"]:
-            metadata = made["metadata"]
-            self._run(self._api.delete(_kind_of(made), metadata["name"], metadata["namespace"], uid=metadata["uid"]))
-            raise InvalidRequest(NO_FOLDER_FIELD)
+        """Have the cluster delete the parts together with the object."""
         for name in _parts_of(told):
             self._give_owner(CONFIG_MAP, name, made)
 
@@ -279,7 +283,7 @@ def training_object(
     """
     if options.values["on"] == "functions":
         raise InvalidRequest(NO_FUNCTIONS)
-    _refuse_packages(options.values)
+    _refuse_interpreter(options.values)
     called = validate_name(options.values["name"] or name)
     request = options.as_request(1, now or datetime.now())
     digits = secret_digits.token_hex(3)
@@ -300,14 +304,14 @@ def inference_object(
     has_folder: bool = False,
 ) -> Object:
     """An InferenceFunction object; `has_folder` as for a TrainingFunction. Raises InvalidRequest."""
-    _refuse_packages(options.values)
+    _refuse_interpreter(options.values)
     called = validate_name(options.values["name"] or name)
     return inference_function(called, namespace, _source(source, has_folder), options.as_request(), container or {})
 
 
-def _refuse_packages(values: Mapping[str, Any]) -> None:
-    if values["requirements"] or values["python"]:
-        raise InvalidRequest(NO_PACKAGES_IN_PODS)
+def _refuse_interpreter(values: Mapping[str, Any]) -> None:
+    if values["python"]:
+        raise InvalidRequest(NO_PYTHON_IN_PODS)
 
 
 def check_object(obj: Any, place: str) -> Object:

@@ -19,7 +19,7 @@ from springtide.cli.tables.story import workers_text
 from springtide.client.folders.choice import FolderWish, with_code
 from springtide.client.folders.send import pack_folder
 from springtide.client.functions import ServeFunction
-from springtide.client.requirements import image_note
+from springtide.client.requirements import pod_requirements
 from springtide.client.secret_values import secret_values
 from springtide.client.serving_goals import ServeOptions
 from springtide.client.sources.source import SourceFile
@@ -64,11 +64,13 @@ def run_in_cluster(
     """Create the job's object and watch it until the job has ended. Exit code 1 unless it succeeded."""
     from springtide.client.kubernetes import ClusterClient, training_object
 
-    _tell_packages(session, asked.source)
+    options = asked.options
+    if packages := pod_requirements(options.values["requirements"], asked.source, folder):
+        options = options.override({"requirements": packages})
     packed, source = _packed(session, asked.source, folder)
     has_folder = packed is not None
     obj = training_object(
-        source, asked.options, asked.name, namespace=namespace, container=_container(image), has_folder=has_folder
+        source, options, asked.name, namespace=namespace, container=_container(image), has_folder=has_folder
     )
     with ClusterClient() as cluster:
         obj["metadata"].setdefault("namespace", cluster.namespace)
@@ -110,7 +112,8 @@ def deploy_in_cluster(
     from springtide.client.kubernetes import ClusterClient, inference_object
 
     source = served.source()
-    _tell_packages(session, source)
+    if packages := pod_requirements(options.values["requirements"], source, folder):
+        options = options.override({"requirements": packages})
     packed, source = _packed(session, source, folder)
     has_folder = packed is not None
     obj = inference_object(
@@ -129,11 +132,6 @@ def deploy_in_cluster(
     session.answer(now, text.rstrip(), _later("inferencefunction", key))
     if is_refused or status.get("state") in (None, "FAILED", "REFUSED"):
         raise click.exceptions.Exit(1)
-
-
-def _tell_packages(session: Session, source: SourceFile) -> None:
-    if note := image_note(source):
-        session.note(note)
 
 
 def _packed(session: Session, source: SourceFile, wish: FolderWish) -> tuple[PackedFolder | None, SourceFile]:

@@ -61,6 +61,6 @@ def profiled_request(session: Session, asked: JobRequest, path: Path, folder: Fo
     options.setdefault("num_samples", profile.num_samples)
     has_pods = status.cluster is not None
     wanted = asked.options.values["requirements"]
-    options = with_packages(options, wanted, source, has_pods=has_pods, on_progress=session.note)
+    options = with_packages(options, wanted, source, has_pods=has_pods, folder=folder)
     sent = with_code(source, folder, has_pods=has_pods)
     return {"name": validate_name(asked.options.values["name"] or asked.name), "source": sent, "options": options}

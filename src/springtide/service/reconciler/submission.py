@@ -22,8 +22,8 @@ from springtide.backends.kubernetes.resources.client import Objects
 from springtide.backends.kubernetes.resources.from_object import (
     MAX_OBJECT_SOURCE_BYTES,
     NAME_ANNOTATION,
-    NO_FOLDER_FIELD,
     REQUEST_ANNOTATION,
+    check_kept,
 )
 from springtide.backends.kubernetes.resources.option_fields import plain
 from springtide.backends.kubernetes.resources.to_object import inference_function, training_function
@@ -101,7 +101,7 @@ class ResourceSubmission:
                 return self.submit_job(request, None)
             return self._job_of_key(obj, request), False
         try:
-            _check_kept(created, obj)
+            check_kept(obj, created)
             return self._admission.submit_job(created), True
         except InvalidRequest:
             # The answer says that the request is refused: the object is not needed.
@@ -137,7 +137,7 @@ class ResourceSubmission:
         created = self._objects.create(INFERENCE_FUNCTION.name, obj)
         if created is not None:
             try:
-                _check_kept(created, obj)
+                check_kept(obj, created)
                 return self._admission.deploy_service(created)
             except InvalidRequest:
                 self._objects.delete(INFERENCE_FUNCTION.name, key_of(created), uid=uid_of(created))
@@ -147,7 +147,7 @@ class ResourceSubmission:
         if before is None or changed is None:
             raise Conflict(f"the object of {name} went away meanwhile; deploy it once more")
         try:
-            _check_kept(changed, obj)
+            check_kept(obj, changed)
             return self._admission.deploy_service(changed)
         except InvalidRequest:
             self._objects.replace_spec(INFERENCE_FUNCTION.name, key_of(before), before)
@@ -247,15 +247,6 @@ class ResourceSubmission:
         metadata["labels"] = {MANAGED_BY_LABEL: "springtide", PLATFORM_LABEL: self._settings.name}
         if annotations:
             metadata["annotations"] = dict(annotations)
-
-
-def _check_kept(made: Object, asked: Object) -> None:
-    """Raise InvalidRequest if the cluster has dropped the folder of an object, whose definition there is an older one.
-
-    Kubernetes drops fields that a definition does not have without a word.
-    """
-    if "folder" in asked["spec"]["source"] and "folder" not in made["spec"]["source"]:
-        raise InvalidRequest(NO_FOLDER_FIELD)
 
 
 def _plain_container(container: ContainerIn | None) -> dict[str, Any]:

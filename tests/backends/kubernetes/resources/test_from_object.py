@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from springtide.backends.kubernetes.resources.from_object import (
     NAME_ANNOTATION,
     check_job_spec,
+    check_kept,
     check_service_spec,
     container_settings,
     deadline_s,
@@ -325,3 +327,17 @@ def test_digests_of_parts_are_the_same_for_what_a_cache_holds():
 def test_a_workload_may_be_called_otherwise_than_its_object():
     assert workload_name(obj_of({})) == "digits"
     assert workload_name(obj_of({}, annotations={NAME_ANNOTATION: "fit"})) == "fit"
+
+
+def test_what_an_older_definition_drops_is_noticed():
+    asked = {
+        "kind": "TrainingFunction",
+        "spec": {"source": {"folder": {"path": "a.py"}}, "requirements": ["x"], "env": {}},
+    }
+    check_kept(asked, copy.deepcopy(asked) | {"status": {}})
+    for name, change in (("requirements", {"source": asked["spec"]["source"]}), ("source.folder", {"source": {}})):
+        made = {"spec": {**({"requirements": ["x"]} if name == "source.folder" else {}), **change}}
+        with pytest.raises(
+            InvalidRequest, match=rf"earlier release and drops spec\.{name}; .*k8s crds \| kubectl apply"
+        ):
+            check_kept(asked, made)

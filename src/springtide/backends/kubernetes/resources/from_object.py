@@ -33,10 +33,6 @@ NAME_ANNOTATION = f"{GROUP}/name"
 REQUEST_ANNOTATION = f"{GROUP}/request"
 # In objects of earlier releases, the folder of a job: `source.folder` of a request, as JSON.
 FOLDER_ANNOTATION = f"{GROUP}/folder"
-NO_FOLDER_FIELD = (
-    "this cluster's definition of the object is of an earlier release and drops its folder; bring it up to date: "
-    "springtide k8s crds | kubectl apply -f -"
-)
 # A cluster stores objects of at most 1.5 MB, including its own overhead.
 MAX_OBJECT_SOURCE_BYTES = 900_000
 # Of a folder whose archive is in ConfigMaps: the most of these, the bytes of one, and its key.
@@ -51,6 +47,21 @@ _MB = 1_000_000
 _DIGEST = "sha256:"
 # A deadline that passed while the platform was down is asked for all the same: the policy names one it would accept.
 _LEAST_DEADLINE_S = 1.0
+
+
+def check_kept(asked: Object, made: Object) -> None:
+    """Raise InvalidRequest if a cluster has dropped parts of the spec that it was asked to keep.
+
+    It does so without a word with fields that its definition of the kind does not have.
+    """
+    dropped = [name for name, value in asked["spec"].items() if value and name not in made["spec"]]
+    if "folder" in asked["spec"].get("source", {}) and "folder" not in made["spec"].get("source", {}):
+        dropped.append("source.folder")
+    if dropped:
+        raise InvalidRequest(
+            f"this cluster's definition of {asked['kind']} is of an earlier release and drops spec.{dropped[0]}; bring "
+            "it up to date: springtide k8s crds | kubectl apply -f -"
+        )
 
 
 def check_job_spec(spec: Spec, devices: int) -> None:

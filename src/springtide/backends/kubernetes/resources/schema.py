@@ -118,6 +118,12 @@ def names(description: str, max_items: int = 64) -> Schema:
     return {"type": "array", "description": description, "items": items, "maxItems": max_items}
 
 
+def lines(description: str, max_items: int, max_chars: int) -> Schema:
+    """A list of lines."""
+    items = text("A line.", max_chars=max_chars, least=1)
+    return {"type": "array", "description": description, "items": items, "maxItems": max_items}
+
+
 def free(description: str) -> Schema:
     """An object whose fields the platform checks itself."""
     return {"type": "object", "description": description, "x-kubernetes-preserve-unknown-fields": True}
