@@ -134,9 +134,11 @@ def _folder_evidence(record: JobRecord | ServiceRecord) -> list[str]:
         folder, where, each = record.service.entrypoint.folder, "", "replica"
     if folder is None:
         return []
-    where = where or f"{folder.directory or 'the root'} of a copy that each {each} has"
     size = f"{_count(folder.num_files, 'file')}, {format_bytes(folder.num_bytes)}"
-    return [f"it runs in {where}, its copy of {folder.origin or 'the folder that was sent'} ({size})"]
+    told = f"copy of {folder.origin or 'the folder that was sent'} ({size})"
+    if where:
+        return [f"it runs in {where}, its {told}"]
+    return [f"each {each} runs in its own {told}" + (f", in {folder.directory}" if folder.directory else "")]
 
 
 def _job_evidence(
