@@ -13,6 +13,7 @@ from springtide.cli.jobs import in_cluster
 from springtide.cli.jobs.in_cluster import Watcher, check_cluster_options, deploy_in_cluster, final_text
 from springtide.cli.main import cli
 from springtide.client.serving_goals import ServeOptions
+from springtide.client.sources.source import SourceFile
 from springtide.core.errors import InvalidRequest
 
 
@@ -167,7 +168,7 @@ class Shown:
     def answer(self, value, text, hint=""):
         self.answers.append(text)
 
-    def apply(self, obj, secrets):
+    def apply(self, obj, secrets, folder):
         obj = {"kind": "InferenceFunction", "metadata": {"name": "echo", "namespace": "ml", "generation": 2}}
         return SimpleNamespace(object=obj, verb="configured")
 
@@ -180,10 +181,9 @@ class Shown:
 
     def deploy(self):
         """The exit code of the command."""
+        served = SimpleNamespace(source=lambda: SourceFile(filename="echo.py", text="x = 1\n"), name="echo")
         try:
-            deploy_in_cluster(
-                self, SimpleNamespace(source=lambda: None, name="echo"), ServeOptions(), namespace="", image=""
-            )
+            deploy_in_cluster(self, served, ServeOptions(), namespace="", image="")
         except click.exceptions.Exit as end:
             return end.exit_code
         return 0

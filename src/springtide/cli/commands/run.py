@@ -55,13 +55,13 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
     asked = with_secrets(session, read_asked(target, script_args, options))
     check_place(asked)
     check_cluster_options(options, options["on"])
+    folder = folder_wish(options)
     if options["on"] == K8S:
         if profile is not None:
             refuse("--profile is for a platform that is asked over REST; leave it out with --on k8s")
         where, image = options["namespace"] or "", options["image"] or ""
-        run_in_cluster(session, asked, namespace=where, image=image, is_detached=options["detach"])
+        run_in_cluster(session, asked, namespace=where, image=image, is_detached=options["detach"], folder=folder)
         return
-    folder = folder_wish(options)
     if profile is None or takes_layers(asked):
         handle = submit_job(
             asked.source,

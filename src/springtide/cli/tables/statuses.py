@@ -444,6 +444,7 @@ def service_details(service: ServiceStatus) -> str:
             f"{service.num_ready} ready, {service.num_starting} starting, {allowed} allowed",
         ),
         *environment_pairs(service),
+        ("folder", f"in each replica, a copy of {service.folder}" if service.folder else ""),
         *share_pairs(service),
         *scaling_pairs(service),
         ("load", f"{service.arrivals_per_s:.1f} requests/s, {service.in_flight} in flight, {service.queued} queued"),

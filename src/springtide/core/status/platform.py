@@ -151,6 +151,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """An inference service. `share`, `enforced`, `pods`, `env`, `secrets`, `packages` and `python` are as in JobStatus.
 
+    `folder` is where the folder was, of which each replica works in a copy of its own (empty: it has none).
     `capacity_per_s` is what one replica answers within the objective, `wanted_replicas` how many the co-scaler wants
     by it. `cold_start_s` is what the newest start was made of: seconds by phase (`schedule`, `spawn`, `import`, `load`
     of the replica, and `first_answer`, from ready to the first answer that went out). `rolled_back` says which version
@@ -188,6 +189,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     python: str = ""
+    folder: str = ""
 
 
 class DeviceHolder(msgspec.Struct, frozen=True, kw_only=True):

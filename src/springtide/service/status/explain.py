@@ -59,6 +59,7 @@ def explain(
         )
     else:
         evidence, next_steps = _service_evidence(record, view, now_s), _service_next_steps(record)
+        evidence += _folder_evidence(record)
         if pools is not None:
             evidence += service_pool_evidence(record, pools, now_s, graces_by_node(view))
         price_s, prices_s = None, {}
@@ -128,13 +129,18 @@ def _devices_seen(record: JobRecord | ServiceRecord) -> list[str]:
     return [f"what its workers see as their GPU: {'; '.join(found[:MAX_DEVICES_SEEN])}{more}"] if found else []
 
 
-def _folder_evidence(record: JobRecord) -> list[str]:
-    folder = record.job.entrypoint.folder
+def _folder_evidence(record: JobRecord | ServiceRecord) -> list[str]:
+    if isinstance(record, JobRecord):
+        folder, where, each = record.job.entrypoint.folder, working_directory(record.job), "worker"
+    else:
+        folder, where, each = record.service.entrypoint.folder, "", "replica"
     if folder is None:
         return []
-    where = working_directory(record.job) or f"{folder.directory or 'the root'} of a copy that each worker has"
     size = f"{_count(folder.num_files, 'file')}, {format_bytes(folder.num_bytes)}"
-    return [f"it runs in {where}, its copy of {folder.origin or 'the folder that was sent'} ({size})"]
+    told = f"copy of {folder.origin or 'the folder that was sent'} ({size})"
+    if where:
+        return [f"it runs in {where}, its {told}"]
+    return [f"each {each} runs in its own {told}" + (f", in {folder.directory}" if folder.directory else "")]
 
 
 def _job_evidence(

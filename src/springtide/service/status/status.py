@@ -292,6 +292,7 @@ def _deployed_fields(service: InferenceService, base_url: str) -> dict[str, Any]
         "share": service.share,
         "capacity_per_s": service.capacity_per_s,
         **environment_fields(service),
+        "folder": "" if service.entrypoint.folder is None else service.entrypoint.folder.origin,
     }
 
 

@@ -139,7 +139,7 @@ def make_pod(
     if len(text) > _MAX_SPEC_BYTES:
         raise BackendError(
             f"what {action.replica_id} has to be told takes {len(text)} bytes, and a pod's environment holds "
-            f"{_MAX_SPEC_BYTES}: shorten its params"
+            f"{_MAX_SPEC_BYTES}: shorten its params, variables and requirements"
         )
     shares = share_parts(action.share, device, settings)
     metadata = _metadata(action, settings, device, term)
