@@ -138,6 +138,71 @@ def test_devices_that_pods_of_others_hold_are_not_given(policy: str) -> None:
     assert placed(none)["a"], "they are gone"
 
 
+# --- several devices each ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["springtide", "fifo", "elastic", "edf", "goodput", "dilu/springtide"])
+@pytest.mark.parametrize("foreign", [0, 1])
+def test_a_node_with_three_free_devices_takes_one_worker_of_two(policy: str, foreign: int) -> None:
+    """One device is left, for which there is no second, or which the pod of another has."""
+    submitted = events.JobSubmitted(job=job("a", most=2, devices_each=2))
+    controller = play(policy, events.NodeJoined(node=node("n", 3 + foreign, foreign=foreign)), submitted)
+    (replica,) = controller.state.jobs["a"].replicas
+    assert len(replica.device_ids) == 2
+    beside = events.JobSubmitted(job=job("b", most=1))
+    controller.step(9.0, [beside])
+    (other,) = controller.state.jobs["b"].replicas
+    assert other.device_id not in replica.device_ids
+
+
+def test_processors_are_those_of_a_worker_and_not_of_its_devices() -> None:
+    joined = [events.NodeJoined(node=node(name, 4, cpu_m=3000)) for name in ("n", "m")]
+    controller = play("fifo", *joined, events.JobSubmitted(job=job("a", "1500m", devices_each=2)))
+    assert [len(replica.device_ids) for replica in controller.state.jobs["a"].replicas] == [2, 2, 2, 2]
+    fewer = [events.NodeJoined(node=node(name, 4, cpu_m=2000)) for name in ("n", "m")]
+    controller = play("fifo", *fewer, events.JobSubmitted(job=job("a", "1500m", devices_each=2)))
+    used = [{device.partition("/")[0] for device in each.device_ids} for each in controller.state.jobs["a"].replicas]
+    assert used == [{"n"}, {"m"}] or used == [{"m"}, {"n"}]
+
+
+def test_a_worker_with_two_devices_goes_whole_to_the_node_with_room() -> None:
+    joined = [events.NodeJoined(node=node("n", 2, others_m=1500)), events.NodeJoined(node=node("m", 2))]
+    controller = Controller(make_policy("fifo"))
+    controller.step(0.0, [*joined, events.JobSubmitted(job=job("a", "1", most=1, devices_each=2))])
+    snapshot = controller.snapshot(1.0)
+    wished = Plan(allocations={"a": PoolAllocation(device_ids=("n/0", "n/1"))})
+    plan = RoomFitter().decide(lambda shown: wished, replace(snapshot, allocations={}))
+    assert plan.allocations["a"].device_ids == ("m/0", "m/1")
+
+
+@pytest.mark.parametrize(
+    ("asked", "foreign", "reason"),
+    [
+        (
+            job("a", devices_each=2),
+            1,
+            "needs 2 devices of one node per worker; pods of others leave at most 1 on a node",
+        ),
+        (job("a", devices_each=2), 2, "needs 1 worker of 2 devices; pods of others hold 4 of the 4 devices"),
+        (job("a", devices_each=4), 0, "no node has 4 devices, which each of its workers needs; the largest has 2"),
+        (
+            job("a", "2", min_workers=2, devices_each=2),
+            0,
+            "needs 2 workers of 2 devices and 2 CPUs each; the nodes have room for 1",
+        ),
+    ],
+)
+def test_the_reason_of_a_job_with_several_devices_counts_its_workers(
+    asked: TrainingJob, foreign: int, reason: str
+) -> None:
+    joined = [events.NodeJoined(node=node(name, foreign=foreign, others_m=500 * (name == "m"))) for name in ("n", "m")]
+    controller = play("springtide", *joined, events.JobSubmitted(job=asked))
+    assert placed(controller) == {"a": []}
+    assert (str(controller.state.jobs["a"].state), controller.state.jobs["a"].reason) == ("PENDING", reason)
+    controller.step(9.0, [events.NodeJoined(node=node(name, 4, cpu_m=9000)) for name in ("n", "m")])
+    assert placed(controller)["a"], "larger nodes"
+
+
 def test_sharers_of_one_device_take_it_once() -> None:
     """Two halves fit beside a pod of another that holds the other device; a third has no place."""
     shared = [job(name, most=1, share=Share(request=0.5, limit=0.5)) for name in ("a", "b", "c")]

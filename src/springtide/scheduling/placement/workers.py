@@ -176,7 +176,7 @@ class _Fitted:
     def _is_like(self, home: NodeId, other: NodeId) -> bool:
         """Whether a device of the other node does as well for what was to have one of this node."""
         cluster, moving = self._snapshot.cluster, self._snapshot.drains.keys() | self._plan.pools.keys()
-        if home == other or cluster.has_rooms or not moving.isdisjoint((home, other)):
+        if home == other or not moving.isdisjoint((home, other)):
             return home == other
         one, two = (next(node for node in cluster.nodes if node.node_id == each) for each in (home, other))
         return one.pool == two.pool and one.devices[0].accelerator == two.devices[0].accelerator
@@ -204,11 +204,9 @@ class _Fitted:
     def _open_nodes(self, places: Mapping[NodeId, list[DeviceId]]) -> list[Node]:
         """The nodes on which a worker may be completed, those with the most of its devices first.
 
-        Which node has room beside its devices, and which model is for the job, was weighed for the plan alone.
+        Which model is for the job was weighed for the plan alone.
         """
         cluster = self._snapshot.cluster
-        if cluster.has_rooms:
-            return []
         moving = self._snapshot.drains.keys() | self._plan.pools.keys()
         models = {node.devices[0].accelerator for node in cluster.nodes if node.node_id in places}
         nodes = [
