@@ -118,11 +118,11 @@ def wide_function(platform: LivePlatform, name: str, pace: Pace, gpu: int, worke
 def test_a_job_of_two_devices_each_grows_and_outlives_its_pods_and_its_control_plane(
     platform: LivePlatform, pace: Pace
 ) -> None:
-    """Two nodes of three devices: each takes one worker of two, and a job of eight each waits and says why."""
+    """Two nodes of three devices: each takes one worker of two, and a job of four each waits and says why."""
     apply(
         platform.lab.kubeconfig,
         wide_function(platform, "wide", pace, 2, 1),
-        wide_function(platform, "huge", pace, 8, 1),
+        wide_function(platform, "huge", pace, 4, 1),
     )
     job_id = platform.workload_id("wide")
 
@@ -141,7 +141,7 @@ def test_a_job_of_two_devices_each_grows_and_outlives_its_pods_and_its_control_p
     assert {device.rpartition("/")[0] for device in held} == {pod["spec"]["nodeName"]}
     assert pod["spec"]["containers"][0]["resources"]["limits"][DEVICE_RESOURCE] == "2"
     huge = platform.find("trainingfunctions", "huge")["status"]
-    why = "no node has 8 devices, which each of its workers needs; the largest has 3"
+    why = "no node has 4 devices, which each of its workers needs; the largest has 3"
     assert (huge["state"], huge["reason"]) == ("PENDING", why)
 
     platform.api.patch(f"{GROUP}/namespaces/{platform.namespace}/trainingfunctions/wide", {"spec": {"workers": "1..4"}})
