@@ -15,65 +15,16 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from springtide.core.containers import ContainerSettings
 from springtide.core.decision import JobView, Plan, PoolAllocation, ServiceView, Snapshot
 from springtide.core.job_parts import NodeRefusal
 from springtide.core.resources import DeviceId, HostResources, Node, NodeId, Topology, admits
 from springtide.core.shares import Share
 from springtide.core.workload import WorkloadId
+from springtide.scheduling.placement.demand import Demand, demand_of
 
 # How often a policy is asked again in one turn. The plan of the last time fits as well.
 MAX_ROUNDS = 4
 _NOTHING = HostResources()
-_UNTOLD = ContainerSettings()
-
-
-class Demand(NamedTuple):
-    """What one replica requests, as far as its workload says; None: as much as the platform's settings say.
-
-    Of `num_devices` it holds all of one node; processors and memory are those of all of it.
-    """
-
-    cpu_m: int | None = None
-    memory_bytes: int | None = None
-    share_m: int | None = None
-    num_devices: int = 1
-
-    def on(self, node: Node, *, is_beside: bool = False) -> HostResources:
-        """What it requests on this node; `is_beside`: on a device that is taken already, beside its other sharers."""
-        if node.room is None:
-            return _NOTHING
-        replica, beside = node.room.replica, node.room.beside
-        cpu_m, memory_bytes = replica.cpu_m, replica.memory_bytes
-        if self.share_m is not None and node.devices[0].kind == "cpu":
-            # Such a device is a processor, and so a part of it one, too.
-            cpu_m = beside.cpu_m + self.share_m
-        elif self.cpu_m is not None:
-            cpu_m = beside.cpu_m + self.cpu_m
-        if self.memory_bytes is not None:
-            memory_bytes = beside.memory_bytes + self.memory_bytes
-        return HostResources(
-            cpu_m=cpu_m,
-            memory_bytes=memory_bytes,
-            num_pods=replica.num_pods,
-            num_devices=0 if is_beside else replica.num_devices * self.num_devices,
-        )
-
-    def times_on(self, node: Node) -> int:
-        """How many such replicas the node has room for, each on devices of its own."""
-        most = len(node.devices) // self.num_devices
-        return most if node.room is None else self.on(node).times_in(node.room.free, most)
-
-
-def demand_of(container: ContainerSettings | None, share: Share | None, num_devices: int = 1) -> Demand:
-    """The demand of a replica with these settings on so many devices."""
-    told = container or _UNTOLD
-    return Demand(
-        cpu_m=told.cpu_m,
-        memory_bytes=told.memory_bytes,
-        share_m=None if share is None else max(1, round(share.request * 1000)),
-        num_devices=num_devices,
-    )
 
 
 class Claimant(NamedTuple):
@@ -425,27 +376,46 @@ class _Placing:
     def _other_place(self, claim: _Claim) -> tuple[DeviceId, ...]:
         """Whole devices on a node with room: its own, else near its others, else free. Empty: there are none."""
         snapshot, who = self._turn.snapshot, claim.who
-        # By replica, so that those of one that is there stay together.
         own = {device: at // who.each for at, device in enumerate(self._turn.held(who.workload_id))}
         near = {self._node_of[devices[0]] for devices in self._found.get(who.workload_id, {}).values()}
-        best: tuple[tuple[bool, bool, bool, bool, int], tuple[DeviceId, ...]] | None = None
+        best: tuple[_Rank, tuple[DeviceId, ...]] | None = None
         for node in snapshot.cluster.nodes:
             is_moving = node.node_id in self._plan.pools or node.node_id in snapshot.drains
             if node.functions is not None or is_moving or not admits(node.pool, is_job=who.is_job):
                 continue
             if not self._has_room(who, node):
                 continue
-            ranks = {}
+            ranks: dict[DeviceId, _Rank] = {}
             for device in (each.device_id for each in node.devices):
                 planned = self._urgency.get(device)
                 if device in self._taken or (planned is not None and (claim.urgency == 2 or planned < 2)):
                     continue
-                is_held, is_far = device in self._held, node.node_id not in near
-                ranks[device] = (device not in own, planned is not None, is_far, is_held, own.get(device, 0))
-            chosen = tuple(sorted(ranks, key=ranks.__getitem__)[: who.each])
-            if len(chosen) == who.each and (best is None or ranks[chosen[-1]] < best[0]):
-                best = (ranks[chosen[-1]], chosen)
+                is_far, is_held = node.node_id not in near, device in self._held
+                ranks[device] = (device not in own, planned is not None, is_far, is_held)
+            for place in _places(ranks, own, who.each):
+                if best is None or place[0] < best[0]:
+                    best = place
         return () if best is None else best[1]
+
+
+_Rank = tuple[bool, bool, bool, bool]
+
+
+def _places(
+    ranks: Mapping[DeviceId, _Rank], own: Mapping[DeviceId, int], each: int
+) -> Iterable[tuple[_Rank, tuple[DeviceId, ...]]]:
+    """The devices of one node that a replica may have, with the worst of their ranks. `own` are by replica there.
+
+    Those of a replica that is there stay together: part of them would have to wait until it has left.
+    """
+    parts: dict[int, list[DeviceId]] = {}
+    for device in ranks:
+        if device in own:
+            parts.setdefault(own[device], []).append(device)
+    others = sorted([device for device in ranks if device not in own], key=ranks.__getitem__)[:each]
+    for part in (*parts.values(), others):
+        if len(part) == each:
+            yield max(ranks[device] for device in part), tuple(part)
 
 
 def _claimants(snapshot: Snapshot) -> Iterable[Claimant]:

@@ -20,7 +20,7 @@ from springtide.core.errors import BackendError
 from springtide.core.resources import Device, DeviceId, HostResources, Node, NodeId
 from springtide.core.tokens import workload_key
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.placement.room import demand_of
+from springtide.scheduling.placement.demand import demand_of
 
 
 class Machines(Protocol):
