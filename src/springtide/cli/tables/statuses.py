@@ -413,7 +413,8 @@ def _workers_text(job: JobStatus, workers: str) -> str:
     allowed = _allowed(job)
     if JobState(job.state).is_terminal:
         return f"{workers or '-'}  ({allowed} allowed)"
-    now = f"{job.num_workers} of {allowed}  generation {job.generation}"
+    each = f", {job.devices_each} devices each" if job.devices_each > 1 else ""
+    now = f"{job.num_workers} of {allowed}{each}  generation {job.generation}"
     return f"{now}  ({workers})" if workers else now
 
 

@@ -156,9 +156,9 @@ def _job_evidence(
     elif not record.lifecycle.state.is_terminal:
         low, high = record.bounds.min_workers, record.bounds.max_workers
         bounds = _count(low, "worker") if low == high else f"{low}..{high} workers"
-        bounds += f" of {record.job.devices_each} devices" if record.job.devices_each > 1 else ""
-        num_held = sum(len(replica.device_ids) for replica in record.replicas)
-        evidence.append(f"asks for {bounds}, holds {_count(num_held, 'device')}")
+        each, held = record.job.devices_each, sum(len(replica.device_ids) for replica in record.replicas)
+        parts = f" of {each} devices each" if each > 1 else ""
+        evidence.append(f"asks for {bounds}{parts}, holds {_count(held, 'device')}")
     if run is None and record.lifecycle.state in (JobState.PENDING, JobState.PAUSED, JobState.REJECTED):
         evidence.append(_occupancy(view))
     if record.lifecycle.state is JobState.PENDING and record.restarts.starts_at_s > now_s:

@@ -83,6 +83,7 @@ def _asked_fields(job: TrainingJob) -> dict[str, Any]:
         "budget_usd": job.goal.budget_usd,
         "is_fastest": job.goal.is_fastest,
         "share": job.share,
+        "devices_each": job.devices_each,
         "on": "" if job.menu is None else job.menu.service,
         "place_reason": job.place_reason,
         "batch_schedule": job.batch_schedule,
