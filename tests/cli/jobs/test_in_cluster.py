@@ -149,6 +149,46 @@ def test_run_in_a_cluster_takes_no_profile(tmp_path):
     assert isinstance(cli, click.Group)
 
 
+def test_run_in_a_cluster_sends_the_folder_and_what_its_header_asks_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    project = tmp_path / "project"
+    (project / "wheels").mkdir(parents=True)
+    (project / "train.py").write_text(
+        "# /// script\n# dependencies = ['./wheels/x-1-py3-none-any.whl']\n# ///\nimport net\n"
+    )
+    (project / "net.py").write_text("x = 1\n")
+    (project / "data.bin").write_bytes(b"\xff")
+    sent = []
+
+    class Cluster:
+        namespace = "ml"
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def create(self, obj, secrets, folder):
+            sent.append((obj, folder))
+            return obj
+
+    monkeypatch.setattr("springtide.client.kubernetes.ClusterClient", Cluster)
+    for options in ((), ("--no-folder",)):
+        command = ["run", str(project / "train.py"), "--on", "k8s", "--detach", *options]
+        result = CliRunner().invoke(cli, command)
+        if options:
+            assert result.exit_code == 2
+            assert "which pods do not see; put it into the folder" in result.output
+        else:
+            assert result.exit_code == 0, result.output
+            assert f"{project} travels with it: 3 files, " in result.output
+    ((obj, folder),) = sent
+    assert obj["spec"]["requirements"] == ["./wheels/x-1-py3-none-any.whl"]
+    assert sorted(obj["spec"]["source"]["files"]) == ["net.py", "train.py"]
+    assert (folder.sent.path, folder.sent.origin, folder.archive[:2]) == ("train.py", str(project), b"PK")
+
+
 class Shown:
     """A session that keeps what it was told, and a cluster whose object goes through these statuses, 10 s apart."""
 
