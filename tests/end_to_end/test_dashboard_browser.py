@@ -81,7 +81,7 @@ def test_a_job_with_several_devices_each_says_so_beside_its_workers(tmp_path: Pa
     )
     with serving(double) as address, browsing(address, tmp_path) as browser:
         browser.wait_for(DRAWN)
-        assert text(browser, "#jobs").count("11..4, 2 devices each") == 1
+        assert text(browser, "#jobs").count("11..4\n2 devices each") == 1
         assert text(browser, "#devices").count("digits" + "rank 0, ready") == 2, "one worker on both"
         assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out at 1280"
 

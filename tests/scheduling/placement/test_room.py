@@ -168,8 +168,12 @@ def test_processors_are_those_of_a_worker_and_not_of_its_devices() -> None:
 
 
 def test_a_worker_with_two_devices_goes_whole_to_the_node_with_room() -> None:
-    joined = [events.NodeJoined(node=node("n", 2, others_m=1500)), events.NodeJoined(node=node("m", 2))]
+    plain = node("a", 1)
+    assert plain.room is not None
+    uncounted = replace(plain, room=replace(plain.room, replica=HostResources(num_pods=1)))
+    nodes = node("n", 2, others_m=1500), uncounted, node("m", 2)
     controller = Controller(make_policy("fifo"))
+    joined = [events.NodeJoined(node=each) for each in nodes]
     controller.step(0.0, [*joined, events.JobSubmitted(job=job("a", "1", most=1, devices_each=2))])
     snapshot = controller.snapshot(1.0)
     wished = Plan(allocations={"a": PoolAllocation(device_ids=("n/0", "n/1"))})

@@ -104,6 +104,7 @@ def test_a_pod_holds_each_of_its_devices_until_it_has_left(stage: Stage) -> None
     stage.thread.of("job-0")[0]["done"](False)
     assert stage.pod(1, device_ids=("n/3", "n/4")) is stage.table.holder("n/3", is_sharer=False)
     assert stage.table.holder("n/0", is_sharer=False) is None
+    assert pod not in [each for found in stage.table._of_device.values() for each in found]
 
 
 def test_absence_is_believed_only_from_the_api_server_itself(stage: Stage) -> None:

@@ -132,7 +132,7 @@ function setWorkers(cell, job) {
   if ((job.functions ?? null) === null) {
     const bounds = job.min_workers === job.max_workers ? "" : `${job.min_workers}..${job.max_workers}`;
     const each = (job.devices_each ?? 1) > 1 ? `${job.devices_each} devices each` : "";
-    setLines(cell, isEnded(job) ? UNKNOWN : String(job.num_workers), [bounds, each].filter(Boolean).join(", "));
+    setLines(cell, isEnded(job) ? UNKNOWN : String(job.num_workers), [bounds, each].filter(Boolean).join("\n"));
     return;
   }
   const { stages, num_replicas: replicas } = job.functions.plan;
