@@ -335,6 +335,11 @@ def test_deploy_prints_how_to_call_it(
     ((_, asked),) = client.calls
     assert asked["options"]["slo_s"] == pytest.approx(0.2)
     assert asked["options"]["target_in_flight"] == 8
+    assert f"{tmp_path} travels with the service: " in result.output
+    assert (asked["folder"].path, asked["folder"].origin) == ("serve.py", str(tmp_path))
+    result = springtide("deploy", str(path), "--no-folder")
+    assert "travels" not in result.output
+    assert "folder" not in client.calls[-1][1]
 
 
 def test_deploy_says_when_the_guaranteed_replicas_are_not_there(

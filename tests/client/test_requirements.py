@@ -37,12 +37,28 @@ def test_without_any_there_is_no_option(source: SourceFile) -> None:
     assert with_packages({}, ["tqdm"], source, has_pods=False) == {"requirements": ["tqdm"]}
 
 
-def test_pods_and_functions_have_the_packages_of_their_image(tmp_path: Path) -> None:
+def test_functions_have_the_packages_of_their_image(tmp_path: Path) -> None:
+    header, told = with_text(tmp_path, HEADER), list[str]()
+    asked = {"on": "functions"}
+    assert with_packages(asked, (), header, has_pods=False, on_progress=told.append) == asked
+    wheel = tmp_path / "wheels/mine-1.0-py3-none-any.whl"
+    assert told == [f"train.py asks for einops==0.8.1, {wheel}: nothing is installed there, its image has to have them"]
+    assert with_packages(asked, (), with_text(tmp_path, ""), has_pods=False, on_progress=told.append) == asked
+    assert len(told) == 1
+
+
+def test_in_pods_paths_begin_in_the_folder_that_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header = with_text(tmp_path, HEADER)
-    assert with_packages({}, (), header, has_pods=True) == {}
-    assert with_packages({"on": "functions"}, (), header, has_pods=False) == {"on": "functions"}
-    with pytest.raises(InvalidRequest, match="on Kubernetes the packages of a workload are those of its image"):
-        with_packages({}, "requirements.txt", header, has_pods=True)
+    sent = {"requirements": ["einops==0.8.1", "./wheels/mine-1.0-py3-none-any.whl"]}
+    assert with_packages({}, (), header, has_pods=True) == sent
+    monkeypatch.chdir(tmp_path)
+    lines = ["-f wheels", "--find-links https://x/y", "c @ https://x/c.zip"]
+    assert with_packages({}, lines, header, has_pods=True, folder=tmp_path.parent) == {
+        "requirements": [f"--find-links ./{tmp_path.name}/wheels", "--find-links https://x/y", "c @ https://x/c.zip"]
+    }
+    for lines, folder in ((["/opt/x.whl"], None), (["./x.whl"], False)):
+        with pytest.raises(InvalidRequest, match=r"x\.whl is a path of this machine, which pods do not see"):
+            with_packages({}, lines, header, has_pods=True, folder=folder)
 
 
 def test_a_requirements_file(tmp_path: Path, source: SourceFile, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,23 @@ def test_browser_draws_devices_jobs_services_and_bars(tmp_path: Path) -> None:
         assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out at 1280"
 
 
+def test_a_job_with_several_devices_each_says_so_beside_its_workers(tmp_path: Path) -> None:
+    status = busy_status()
+    digits = next(job for job in status.jobs if job.job_id == "digits-3f2a")
+    first, second = digits.replicas
+    wide = replace(digits, devices_each=2, num_workers=1, replicas=(replace(first, more_devices=(second.device_id,)),))
+    held = [replace(each, replica_id="d1") if each.device_id == second.device_id else each for each in status.devices]
+    double = PlatformDouble(
+        replace(status, jobs=tuple(wide if job is digits else job for job in status.jobs), devices=tuple(held)),
+        busy_timeline(),
+    )
+    with serving(double) as address, browsing(address, tmp_path) as browser:
+        browser.wait_for(DRAWN)
+        assert text(browser, "#jobs").count("11..4\n2 devices each") == 1
+        assert text(browser, "#devices").count("digits" + "rank 0, ready") == 2, "one worker on both"
+        assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out at 1280"
+
+
 def test_what_stalls_or_has_no_finite_loss_has_a_badge(tmp_path: Path) -> None:
     status = busy_status()
     changes = {

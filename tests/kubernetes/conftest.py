@@ -14,7 +14,7 @@ from kits.kubernetes.lab.nodes import NodeLab, missing_nodes
 from kits.kubernetes.serving_kit import NODE, ThisMachine
 
 # The files with tests on real nodes. A machine has room for one lab with nodes: they are one worker's.
-NODE_FILES = ("deployment", "executor_kit", "kills", "room", "serving", "shares", "story", "trouble")
+NODE_FILES = ("deployment", "devices_each", "executor_kit", "kills", "room", "serving", "shares", "story", "trouble")
 _NODE_PATHS = {*(f"test_k8s_{name}.py" for name in NODE_FILES), "test_lab.py"}
 _NODE_FIXTURES = {"node_lab", "machine"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,12 +15,13 @@ from kits.kubernetes.kube_http import GROUP, Kube, Refused, wait_for
 from kits.kubernetes.lab.lab import Cluster
 from kits.kubernetes.object_platform import SERVE, TRAIN, ObjectPlatform, inference, install_definitions, training
 from kits.service.sent_folders import sent_tree
-from springtide.backends.kubernetes.resources.from_object import FOLDER_ANNOTATION
 from springtide.client.kubernetes import ClusterClient as Client
-from springtide.client.kubernetes import check_object
+from springtide.client.kubernetes import PackedFolder, check_object
+from springtide.client.sources.source import SentFolder
 from springtide.core.errors import Conflict, InvalidRequest
 from springtide.service.reconciler import controller as resource_controller
 from springtide.service.submission.schemas import JobIn, ScaleIn, ServiceIn, parse_body
+from springtide.storage.folders.contents import ContentDirectory, write_archive
 from springtide.storage.folders.tree import encode_tree
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
@@ -311,7 +313,7 @@ def test_a_job_over_rest_brings_its_folder_and_its_object_names_that(up: ObjectP
     request = parse_body(msgspec.json.encode({"name": "digits", "source": source, "options": {}}), JobIn)
     record, _ = up.submissions.submit_job(request, None)
     obj = up.kube.get(up.path("trainingfunctions", record.job.container.owner_name))
-    assert json.loads(obj["metadata"]["annotations"][FOLDER_ANNOTATION]) == asked
+    assert obj["spec"]["source"]["folder"] == {name: value for name, value in asked.items() if value}
     folder = record.job.entrypoint.folder
     assert (folder.sha256, folder.num_files) == (asked["sha256"], 2)
     assert (up.platform.workload_dir(record.workload_id) / "folder" / "helper.py").read_bytes() == b"x = 1\n"
@@ -380,6 +382,38 @@ def test_the_client_applies_as_kubectl_does_and_names_unknown_fields(up: ObjectP
         with pytest.raises(InvalidRequest, match="did you mean deadline"):
             check_object(training("digits", up.namespace, deadlin="1m"), "a.yaml")
     up.wait_state("digits", "RUNNING")
+
+
+def test_a_folder_of_the_client_is_in_config_maps_that_go_with_the_object(up: ObjectPlatform, tmp_path: Path):
+    def parts(name: str):
+        found = up.kube.items(f"api/v1/namespaces/{up.namespace}/configmaps")
+        mine = [item["metadata"] for item in found if item["metadata"]["name"].startswith(f"{name}-folder-")]
+        return {item["name"]: item["ownerReferences"][0]["name"] for item in mine}
+
+    def packed(files: dict[str, bytes], path: str) -> PackedFolder:
+        sender = ContentDirectory(tmp_path / "sender")
+        tree = sent_tree(sender, files)
+        write_archive(sender.open, tree, tmp_path / "folder.zip")
+        sent = SentFolder(sha256=encode_tree(tree)[0], path=path, directory="", origin="/projects/mine")
+        return PackedFolder(sent, (tmp_path / "folder.zip").read_bytes())
+
+    train = packed({"train.py": TRAIN.encode(), "data.bin": os.urandom(1_000_000)}, "train.py")
+    with Client(up.kube.kubeconfig) as client:
+        client.create(training("digits", up.namespace), None, train)
+        assert parts("digits") == {f"digits-folder-{train.sent.sha256[:16]}-{number}": "digits" for number in range(2)}
+        with pytest.raises(InvalidRequest, match="is there already"):
+            client.create(training("digits", up.namespace), None, train)
+        assert len(parts("digits")) == 2, "those of the object that is there stay"
+        up.wait_state("digits", "RUNNING")
+        (job,) = up.jobs()
+        assert (up.platform.workload_dir(job.job_id) / "folder/data.bin").stat().st_size == 1_000_000
+        first, second = (packed({"serve.py": SERVE.encode(), "x.txt": text}, "serve.py") for text in (b"1", b"2"))
+        verbs = [client.apply(inference("echo", up.namespace), None, folder).verb for folder in (first, first, second)]
+        assert verbs == ["created", "unchanged", "configured"]
+        assert parts("echo") == {f"echo-folder-{second.sent.sha256[:16]}-0": "echo"}
+        with pytest.raises(InvalidRequest, match="a time like 90m"):
+            client.create(training("late", up.namespace, deadline="soon"), None, train)
+        assert parts("late") == {}
 
 
 def test_secrets_of_the_client_are_a_secret_that_goes_with_the_object(up: ObjectPlatform):

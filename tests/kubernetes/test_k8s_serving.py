@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from kits.kubernetes.kube_http import wait_for
 from kits.kubernetes.lab.nodes import NodeLab
 from kits.kubernetes.serving_kit import LIMIT_S, RESOURCE, Answer, Serving, ThisMachine, serving_on
+from kits.runtime.tiny_wheels import make_wheel
 from springtide.cli.main import cli
 
 pytestmark = pytest.mark.kubernetes
@@ -162,6 +163,84 @@ def test_deploy_says_ready_once_the_new_version_answers(
         assert serving.ask("rolls", [1]).body == {"outputs": [factor]}
     assert "revision 1 answers until revision 2 is ready" in result.output
     serving.remove("rolls")
+
+
+BESIDE = """
+import os
+import springtide as st
+from pkg import factor
+
+try:
+    import tiny
+except ModuleNotFoundError:
+    # The file is also imported where it is deployed.
+    tiny = None
+
+@st.serve
+class Served:
+    def load(self):
+        self.plus = int(open("data/plus.bin", "rb").read().strip(b"\\xff"))
+        open("data/plus.bin", "wb").write(b"this replica's own")
+
+    def predict(self, values: list[int]) -> list[int]:
+        assert __file__ == os.path.abspath("served.py")
+        return [factor.FACTOR * value + self.plus + int(tiny.VERSION) for value in values]
+"""
+
+
+def test_folder_and_packages_travel_to_pods_also_to_those_that_come_later(
+    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(serving.platform.lab.kubeconfig))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder, wheel = tmp_path / "project", make_wheel(tmp_path, "tiny", "100")
+    for name, data in {
+        "served.py": BESIDE.encode(),
+        "pkg/factor.py": b"FACTOR = 2\n",
+        "data/plus.bin": b"\xff10",
+        "data/large.bin": os.urandom(1_000_000),
+        f"wheels/{wheel.name}": wheel.read_bytes(),
+        "requirements.txt": b"--no-index\n--find-links wheels\ntiny\n",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    namespace = serving.platform.namespace
+    options = ["--on", "k8s", "--namespace", namespace, "--name", "beside", "--scale", "1"]
+    options += ["--requirements", str(folder / "requirements.txt")]
+
+    def deploy() -> set[str]:
+        """Deploy it; the ConfigMaps of its folder."""
+        result = CliRunner().invoke(cli, ["deploy", f"{folder / 'served.py'}", *options])
+        assert result.exit_code == 0, result.output
+        assert f"{folder} travels with it: 6 files, " in result.output
+        found = serving.platform.api.items(f"api/v1/namespaces/{namespace}/configmaps")
+        return {each["metadata"]["name"] for each in found if each["metadata"]["name"].startswith("beside-folder-")}
+
+    first = deploy()
+    assert len(first) == 2
+    assert serving.ask("beside", [3]).body == {"outputs": [116]}
+    assert deploy() == first
+    (pod,) = wait_for("one that is ready", lambda: serving.ready("beside"), LIMIT_S)
+    # Of what the control plane had in its own directory nothing is needed: another one has the store alone.
+    serving.platform.kill()
+    for path in (serving.platform.state_dir / "contents").rglob("?" * 64):
+        path.unlink()
+    serving.platform.start()
+    serving.wait_leading()
+    assert serving.ask("beside", [3]).body == {"outputs": [116]}
+    (same,) = serving.ready("beside")
+    assert same["metadata"]["uid"] == pod["metadata"]["uid"]
+    serving.platform.api.delete(f"api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}", gracePeriodSeconds=0)
+    wait_for("another pod", lambda: [one for one in serving.ready("beside") if one != same], LIMIT_S)
+    assert serving.ask("beside", [3]).body == {"outputs": [116]}
+
+    (folder / "pkg/factor.py").write_text("FACTOR = 3\n")
+    second = deploy()
+    assert (len(second), first & second) == (2, set())
+    assert serving.ask("beside", [3]).body == {"outputs": [119]}
+    serving.remove("beside")
+    gone = [f"api/v1/namespaces/{namespace}/configmaps/{name}" for name in second]
+    wait_for("its ConfigMaps to go with it", lambda: not any(map(serving.platform.api.find, gone)), LIMIT_S)
 
 
 def is_leaving(pod: dict[str, Any]) -> bool:

@@ -146,7 +146,7 @@ def with_folder(tmp_path, **fields):
     contents = ContentDirectory(tmp_path / "contents")
     files = {"run.py": SCRIPT.encode(), "pkg/helper.py": b"VALUE = 7\n", "data.txt": b"data"}
     tree = sent_tree(contents, files, ["logs"])
-    write_archive(contents, tree, tmp_path / "folder.zip")
+    write_archive(contents.open, tree, tmp_path / "folder.zip")
     folder = folder_of_tree(tree, "run.py", "logs")
     store = open_workload_store(f"file://{tmp_path}/objects", WorkloadId("job"))
     store.store.put_file(store.key(folder_name(folder)), tmp_path / "folder.zip")

@@ -7,6 +7,7 @@ import pytest
 from kits.service.api_fixtures import job_body, service_body
 from kits.service.small_platform import Serving
 from springtide.control.journal.retention import Retention
+from springtide.core.errors import BackendError
 from springtide.core.events import JobFailed
 from springtide.core.resources import make_node
 
@@ -124,3 +125,15 @@ def test_a_removed_service_is_answered_for_and_comes_again_with_numbers_of_its_o
     record = again.platform.view().services["digits"]
     assert (record.service.revision, [replica.replica_id for replica in record.replicas]) == (2, ["digits.1"])
     assert again.get("/v1/workloads/digits/why")["state"] == "READY"
+
+
+def test_a_platform_does_not_start_in_a_state_directory_that_was_moved_while_jobs_need_it(serve, tmp_path):
+    first = serve()
+    _, job_id = submit(first, "one")
+    first.end()
+    place = tmp_path / "moved"
+    place.mkdir()
+    for path in set(tmp_path.iterdir()) - {place}:
+        path.rename(place / path.name)
+    with pytest.raises(BackendError, match=f"when {job_id} was submitted"):
+        Serving(place, None, ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import PurePosixPath
 
 import pytest
 
@@ -19,8 +20,8 @@ from springtide.core.resources import make_node
 from springtide.core.status.pods import ClusterStatus
 from springtide.core.status.shares import SharingStatus
 from springtide.service.platform import Platform, PlatformBuild
-from springtide.service.submission.schemas import JobIn, ServiceIn
-from springtide.service.submission.source_stores import ObjectSources
+from springtide.service.submission.schemas import JobIn, JobSourceIn, ServiceIn
+from springtide.service.submission.source_stores import DirectorySources, ObjectSources
 from springtide.service.submission.submission import SubmissionService
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.files import FileStore
@@ -305,3 +306,18 @@ def test_a_store_that_is_away_hides_no_log_that_is_here(tmp_path, caplog):
     store.keys = fail
     ObjectSources(store, tmp_path / "state").fetch_logs("a")
     assert "the store does not answer" in caplog.text
+
+
+def test_a_state_directory_that_was_moved_says_so_before_its_workloads_fail(tmp_path):
+    before, place = tmp_path / "before", PurePosixPath("workloads/fit-1/source/fit.py")
+    DirectorySources(before).write(place, JobSourceIn(filename="fit.py", text="pass", object_name="fit"))
+    address = DirectorySources(before).address(place)
+    DirectorySources(before).check_not_moved({"fit-1": address, "other": "/elsewhere/workloads/other/a.py"})
+    after = before.rename(tmp_path / "after")
+    with pytest.raises(BackendError, match=f"ln -s {after} {before}"):
+        DirectorySources(after).check_not_moved({"fit-1": address})
+    before.symlink_to(after)
+    DirectorySources(after).check_not_moved({"fit-1": address})
+    # A file that is nowhere is the failure of its workload alone.
+    (after / place).unlink()
+    DirectorySources(after).check_not_moved({"fit-1": address})

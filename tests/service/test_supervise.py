@@ -127,6 +127,29 @@ def test_it_is_stopped_with_its_child_by_one_signal(tmp_path: Path) -> None:
         os.kill(pid, 0)
 
 
+def test_a_log_that_grew_large_is_set_aside_and_written_to_from_its_beginning(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "MAX_LOG_BYTES", 100)
+    monkeypatch.setattr(supervise, "_REVIEW_S", 0.05)
+    log, older = state / "platform.log", state / "platform.log.1"
+    with log.open("ab", buffering=0) as writer:
+        writer.write(b"x" * 100)
+        supervise.limit_log(log)
+        assert not older.exists()
+        writer.write(b"y" * 50)
+        assert supervised(state, "up 0")[0] == 0
+        assert (older.read_bytes(), log.read_bytes()) == (b"x" * 100 + b"y" * 50, b"")
+        assert older.stat().st_mode & 0o777 == 0o600
+        writer.write(b"z" * 101)
+        older.unlink()
+        older.mkdir()
+        supervise.limit_log(log)
+        writer.write(b"new")
+    # The older part cannot be kept: the log is cut all the same.
+    assert log.read_bytes() == b"new"
+
+
 def test_causes_are_named() -> None:
     assert cause_of(3) == "exit code 3"
     assert cause_of(-11) == "signal 11 (SIGSEGV)"

@@ -237,10 +237,21 @@ class Client:
         """One service. Raises NotFound."""
         return self.request("GET", f"/v1/services/{_part(name)}", ServiceStatus)
 
-    def deploy_service(self, name: str, source: SourceLike, options: Mapping[str, Any] | None = None) -> ServiceStatus:
-        """Deploy a service, or a new revision, with the `options` of PUT /v1/services. Raises InvalidRequest."""
-        body = {"source": source_body(source), "options": dict(options or {})}
-        return self.request("PUT", f"/v1/services/{_part(name)}", ServiceStatus, body=body)
+    def deploy_service(
+        self,
+        name: str,
+        source: SourceLike,
+        options: Mapping[str, Any] | None = None,
+        *,
+        folder: SentFolder | None = None,
+    ) -> ServiceStatus:
+        """Deploy a service, or a new revision, with the `options` of PUT /v1/services.
+
+        `folder` is the folder that the source is in, whose contents the platform has. Raises InvalidRequest, Conflict.
+        """
+        body = {"source": source_body(source, folder), "options": dict(options or {})}
+        timeout_s = REQUEST_TIMEOUT_S if folder is None else FOLDER_TIMEOUT_S
+        return self.request("PUT", f"/v1/services/{_part(name)}", ServiceStatus, body=body, timeout_s=timeout_s)
 
     def remove_service(self, name: str) -> ServiceStatus:
         """Drain and delete a service. Raises NotFound."""

@@ -19,7 +19,6 @@ from springtide.client.serving_goals import ServeKeywords, ServeOptions
 from springtide.client.shares import is_auto
 from springtide.client.sources.source import (
     SourceFile,
-    for_pods,
     name_from,
     object_name_in,
     read_source,
@@ -135,13 +134,16 @@ class ServeFunction(Generic[ServedT]):
         """The file that is sent to replicas. Raises InvalidRequest unless it defines the class at its top level."""
         return source_of(self.cls, "class")
 
-    def deploy(self, client: Client | None = None, **overrides: Unpack[ServeKeywords]) -> ServiceHandle:
+    def deploy(
+        self, client: Client | None = None, *, folder: FolderWish = None, **overrides: Unpack[ServeKeywords]
+    ) -> ServiceHandle:
         """Deploy the service, or a new revision of the one with its name, and return its handle.
 
-        `overrides` replace options of `st.serve`. Raises InvalidRequest, BackendError.
+        `overrides` replace options of `st.serve`; `folder` is as for TrainFunction.submit. Raises InvalidRequest,
+        Conflict, BackendError.
         """
         refuse_while_importing(sys.modules[self.cls.__module__].__file__ or "", f"{self.name}.deploy()")
-        return deploy_service(self.source(), self.options.override(overrides), self.name, client)
+        return deploy_service(self.source(), self.options.override(overrides), self.name, client, folder=folder)
 
     def local(self) -> ServedT:
         """Make an instance in this process and call its `load`, as a replica does; for tests and debugging."""
@@ -440,7 +442,8 @@ def job_request(
             on_progress=on_progress,
         )
     has_pods = status.cluster is not None
-    request = with_packages(request, options.values["requirements"], source, has_pods=has_pods)
+    asked = options.values["requirements"]
+    request = with_packages(request, asked, source, has_pods=has_pods, folder=folder, on_progress=on_progress)
     sent = with_code(source, folder, has_pods=has_pods)
     return {"name": called, "source": sent, "options": request}
 
@@ -452,20 +455,26 @@ def deploy_service(
     client: Client | None = None,
     *,
     on_progress: Callable[[str], None] = lambda _: None,
+    folder: FolderWish = None,
 ) -> ServiceHandle:
-    """Deploy a source file as a service, named by `options` or else `name`.
+    """Deploy a source file as a service, named by `options` or else `name`, with the folder that it is in.
 
-    Lines about a profile that is used are passed to `on_progress`. Raises as ServeFunction.deploy does.
+    Lines about the folder, and about a profile that is used, are passed to `on_progress`. Raises as
+    ServeFunction.deploy does.
     """
+    from springtide.client.folders.choice import with_code
+    from springtide.client.folders.send import deploy_with_folder
+
     connected = _connect() if client is None else client
     if is_auto(options.values["share"]):
         from springtide.client.share_profiles import service_as_profiled
 
         options = service_as_profiled(options, source, on_progress, connected.sharing())
     has_pods, called = connected.status().cluster is not None, validate_name(options.values["name"] or name)
-    request = with_packages(options.as_request(), options.values["requirements"], source, has_pods=has_pods)
-    status = connected.deploy_service(name=called, source=for_pods(source) if has_pods else source, options=request)
-    return ServiceHandle(connected, status.name)
+    request, asked = options.as_request(), options.values["requirements"]
+    request = with_packages(request, asked, source, has_pods=has_pods, folder=folder)
+    sent = {"name": called, "source": with_code(source, folder, has_pods=has_pods), "options": request}
+    return ServiceHandle(connected, deploy_with_folder(connected, sent, folder, on_progress).name)
 
 
 def _connect() -> Client:

@@ -9,7 +9,9 @@ import secrets as secret_digits
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -29,14 +31,20 @@ from springtide.backends.kubernetes.resources.definitions import (
     TRAINING_KIND,
     spec_schema,
 )
-from springtide.backends.kubernetes.resources.from_object import MAX_OBJECT_SOURCE_BYTES, NAME_ANNOTATION
+from springtide.backends.kubernetes.resources.from_object import (
+    FOLDER_PART_BYTES,
+    MAX_OBJECT_SOURCE_BYTES,
+    NAME_ANNOTATION,
+    PART_KEY,
+    check_kept,
+)
 from springtide.backends.kubernetes.resources.to_object import inference_function, training_function
 from springtide.client.goals import TrainOptions, workers_range
 from springtide.client.serving_goals import ServeOptions
-from springtide.client.sources.source import SourceFile, for_pods
+from springtide.client.sources.source import SentFolder, SourceFile, for_pods
 from springtide.core.containers import SECRETS_VARIABLE
 from springtide.core.errors import InvalidRequest, NotFound
-from springtide.core.options.rules import NO_FUNCTIONS, NO_PACKAGES_IN_PODS
+from springtide.core.options.rules import NO_FUNCTIONS, NO_PYTHON_IN_PODS
 from springtide.core.quantities import validate_name
 
 ResultT = TypeVar("ResultT")
@@ -52,6 +60,13 @@ class Applied(NamedTuple):
 
     object: Object
     verb: str
+
+
+class PackedFolder(NamedTuple):
+    """A folder that is to travel with an object, and its archive."""
+
+    sent: SentFolder
+    archive: bytes
 
 
 class ClusterClient:
@@ -82,25 +97,48 @@ class ClusterClient:
         self._runner.run(self._api.close())
         self._runner.close()
 
-    def create(self, obj: Object, secrets: Mapping[str, str] | None = None) -> Object:
+    def create(
+        self, obj: Object, secrets: Mapping[str, str] | None = None, folder: PackedFolder | None = None
+    ) -> Object:
         """Create an object. Raises InvalidRequest if it exists already.
 
-        The environment of its pods gets the values of `secrets`, by name, from a Secret that goes with the object.
+        The environment of its pods gets the values of `secrets`, by name, from a Secret that goes with the object; the
+        workload gets the `folder` from ConfigMaps that do.
         """
+        if folder is not None:
+            with self._parts(obj, folder) as (told, _):
+                made = self.create(told, secrets)
+                self._keep_parts(made, told)
+            return made
         kind, namespace = _kind_of(obj), self._namespace_of(obj)
         if not secrets:
-            return self._request(obj, lambda: self._api.create(kind, obj, namespace))
+            made = self._request(obj, lambda: self._api.create(kind, obj, namespace))
+            try:
+                check_kept(obj, made)
+            except InvalidRequest:
+                self._run(self._api.delete(kind, made["metadata"]["name"], namespace, uid=made["metadata"]["uid"]))
+                raise
+            return made
         with self._secret(obj, secrets) as name:
             told = _with_secret(obj, name, secrets)
             made = self._request(obj, lambda: self._api.create(kind, told, namespace))
-            self._give_owner(name, made)
+            self._give_owner(SECRET, name, made)
         return made
 
-    def apply(self, obj: Object, secrets: Mapping[str, str] | None = None) -> Applied:
+    def apply(
+        self, obj: Object, secrets: Mapping[str, str] | None = None, folder: PackedFolder | None = None
+    ) -> Applied:
         """Create or change an object by server-side apply, which leaves fields set by other managers unchanged.
 
-        `secrets` are as for `create`; the same values as before leave the object unchanged.
+        `secrets` and `folder` are as for `create`; the same ones as before leave the object unchanged.
         """
+        if folder is not None:
+            with self._parts(obj, folder) as (told, older):
+                applied = self.apply(told, secrets)
+                self._keep_parts(applied.object, told)
+            for part in older.difference(_parts_of(told)):
+                self._run(self._api.delete(CONFIG_MAP, part, self._namespace_of(obj)))
+            return applied
         kind, name, namespace = _kind_of(obj), obj["metadata"]["name"], self._namespace_of(obj)
         before = self._run(self._api.find(kind, name, namespace))
         if secrets:
@@ -109,12 +147,14 @@ class ClusterClient:
                 return self.apply(_with_secret(obj, known, secrets))
             with self._secret(obj, secrets) as made:
                 applied = self.apply(_with_secret(obj, made, secrets))
-                self._give_owner(made, applied.object)
+                self._give_owner(SECRET, made, applied.object)
             return applied
         # Server-side apply also removes fields that this client set before and now leaves out.
         now = self._request(
             obj, lambda: self._api.patch(kind, name, obj, namespace, how="apply", manager=CLIENT_MANAGER)
         )
+        if kind is not CONFIG_MAP:
+            check_kept(obj, now)
         if before is None:
             return Applied(now, "created")
         is_same = before["metadata"].get("generation") == now["metadata"].get("generation")
@@ -149,12 +189,46 @@ class ClusterClient:
             self._run(self._api.delete(SECRET, name, namespace))
             raise
 
-    def _give_owner(self, name: str, obj: Object) -> None:
-        """Have the cluster delete a Secret together with the object."""
+    @contextmanager
+    def _parts(self, obj: Object, folder: PackedFolder) -> Iterator[tuple[Object, set[str]]]:
+        """Write ConfigMaps with the parts of a folder, and yield the object with that folder.
+
+        Beside it are the names of those that the object has now; others are deleted again if what follows fails.
+        """
+        namespace, prefix = self._namespace_of(obj), f"{_parts_prefix(obj)}{folder.sent.sha256[:16]}-"
+        names = [f"{prefix}{number}" for number in range(-(-len(folder.archive) // FOLDER_PART_BYTES))]
+        labels = {"app.kubernetes.io/managed-by": CLIENT_MANAGER}
+        older = set(_parts_of(self._run(self._api.find(_kind_of(obj), obj["metadata"]["name"], namespace))))
+        try:
+            for number, name in enumerate(names):
+                part = folder.archive[number * FOLDER_PART_BYTES : (number + 1) * FOLDER_PART_BYTES]
+                kept = {
+                    "apiVersion": CONFIG_MAP.api_version,
+                    "kind": CONFIG_MAP.name,
+                    "metadata": {"name": name, "namespace": namespace, "labels": labels},
+                    "binaryData": {PART_KEY: base64.b64encode(part).decode()},
+                }
+                write = partial(self._api.patch, CONFIG_MAP, name, kept, namespace, how="apply", manager=CLIENT_MANAGER)
+                self._request(kept, write)
+            sent = {field: value for field, value in asdict(folder.sent).items() if value}
+            source = {**obj["spec"]["source"], "folder": {**sent, "configMaps": names}}
+            yield {**obj, "spec": {**obj["spec"], "source": source}}, older
+        except BaseException:
+            for name in set(names).difference(older):
+                self._run(self._api.delete(CONFIG_MAP, name, namespace))
+            raise
+
+    def _keep_parts(self, made: Object, told: Object) -> None:
+        """Have the cluster delete the parts together with the object."""
+        for name in _parts_of(told):
+            self._give_owner(CONFIG_MAP, name, made)
+
+    def _give_owner(self, kind: Kind, name: str, obj: Object) -> None:
+        """Have the cluster delete a Secret or a ConfigMap together with the object."""
         metadata = obj["metadata"]
         owner = {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "name": metadata["name"], "uid": metadata["uid"]}
         patch = {"metadata": {"ownerReferences": [owner]}}
-        self._run(self._api.patch(SECRET, name, patch, metadata["namespace"]))
+        self._run(self._api.patch(kind, name, patch, metadata["namespace"]))
 
     def _known_secret(self, obj: Object, before: Object | None, values: Mapping[str, str]) -> str:
         """The name of the Secret with these values that the object has already; empty if it has none."""
@@ -201,15 +275,19 @@ def training_object(
     namespace: str = "",
     container: Mapping[str, Any] | None = None,
     now: datetime | None = None,
+    has_folder: bool = False,
 ) -> Object:
-    """A TrainingFunction object, with random digits after its name so that it is unique. Raises InvalidRequest."""
+    """A TrainingFunction object, with random digits after its name so that it is unique. Raises InvalidRequest.
+
+    With `has_folder` the files that the source imports come with its folder.
+    """
     if options.values["on"] == "functions":
         raise InvalidRequest(NO_FUNCTIONS)
-    _refuse_packages(options.values)
+    _refuse_interpreter(options.values)
     called = validate_name(options.values["name"] or name)
     request = options.as_request(1, now or datetime.now())
     digits = secret_digits.token_hex(3)
-    obj = training_function(f"{called}-{digits}", namespace, _source(source), request, container or {})
+    obj = training_function(f"{called}-{digits}", namespace, _source(source, has_folder), request, container or {})
     if workers_range(options.values["workers"]) is None:
         obj["spec"]["workers"] = "auto"
     obj["metadata"]["annotations"] = {NAME_ANNOTATION: called}
@@ -223,16 +301,17 @@ def inference_object(
     *,
     namespace: str = "",
     container: Mapping[str, Any] | None = None,
+    has_folder: bool = False,
 ) -> Object:
-    """An InferenceFunction object. Raises InvalidRequest."""
-    _refuse_packages(options.values)
+    """An InferenceFunction object; `has_folder` as for a TrainingFunction. Raises InvalidRequest."""
+    _refuse_interpreter(options.values)
     called = validate_name(options.values["name"] or name)
-    return inference_function(called, namespace, _source(source), options.as_request(), container or {})
+    return inference_function(called, namespace, _source(source, has_folder), options.as_request(), container or {})
 
 
-def _refuse_packages(values: Mapping[str, Any]) -> None:
-    if values["requirements"] or values["python"]:
-        raise InvalidRequest(NO_PACKAGES_IN_PODS)
+def _refuse_interpreter(values: Mapping[str, Any]) -> None:
+    if values["python"]:
+        raise InvalidRequest(NO_PYTHON_IN_PODS)
 
 
 def check_object(obj: Any, place: str) -> Object:
@@ -281,6 +360,18 @@ def _secret_prefix(obj: Object) -> str:
     return f"{obj['metadata']['name']}-secrets-"
 
 
+def _parts_prefix(obj: Object) -> str:
+    return f"{obj['metadata']['name']}-folder-"
+
+
+def _parts_of(obj: Object | None) -> list[str]:
+    """The ConfigMaps with parts of an object's folder that this client has made for it."""
+    if obj is None:
+        return []
+    names = obj["spec"].get("source", {}).get("folder", {}).get("configMaps", ())
+    return [name for name in names if name.startswith(_parts_prefix(obj))]
+
+
 def _with_secret(obj: Object, name: str, names: Iterable[str]) -> Object:
     """The object whose pods' environment has the values of a Secret, and whose logs have none of them."""
     container = obj["spec"].get("container", {})
@@ -293,9 +384,12 @@ def _kind_of(obj: Object) -> Kind:
     return KINDS[obj["kind"]]
 
 
-def _source(source: SourceFile) -> dict[str, Any]:
-    files = for_pods(source).files
+def _source(source: SourceFile, has_folder: bool) -> dict[str, Any]:
+    files = source.files if has_folder else for_pods(source).files
     size = len(source.text.encode()) + sum(len(text.encode()) for text in files.values())
+    if size > MAX_OBJECT_SOURCE_BYTES and has_folder:
+        # They only tell one job's code from another's.
+        files, size = {}, len(source.text.encode())
     if size > MAX_OBJECT_SOURCE_BYTES:
         largest = max(files, key=lambda name: len(files[name])) if files else source.filename
         raise InvalidRequest(

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from springtide.client.folders.choice import FolderWish, chosen_folder
 from springtide.client.sources.source import SourceFile
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.packages import check_requirements
-from springtide.core.options.rules import NO_PACKAGES_IN_PODS
 
 _MAX_FILE_BYTES = 1024 * 1024
 # The expression of PEP 723.
 _HEADER = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 _COMMENT = re.compile(r"(^|\s)#.*$")
+_NAMED = 3
+_FIND = "--find-links "
 _PLACES = ("-f ", "--find-links ", "--find-links=")
 
 
@@ -42,18 +44,49 @@ def requirements_of(asked: str | Sequence[str], source: SourceFile) -> tuple[str
 
 
 def with_packages(
-    request: Mapping[str, Any], asked: str | Sequence[str], source: SourceFile, *, has_pods: bool
+    request: Mapping[str, Any],
+    asked: str | Sequence[str],
+    source: SourceFile,
+    *,
+    has_pods: bool,
+    folder: FolderWish = None,
+    on_progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """The options of a request with the requirements of its workload. Raises InvalidRequest.
 
-    In pods and on functions packages are those of the image: there only what is asked for in so many words is refused.
+    `folder` is as for `chosen_folder`: pods have no other files than its. On functions packages are those of the image:
+    what the file names is told to `on_progress`.
     """
-    if has_pods and asked:
-        raise InvalidRequest(NO_PACKAGES_IN_PODS)
-    if has_pods or request.get("on", "cluster") != "cluster":
+    if request.get("on", "cluster") != "cluster":
+        if found := requirements_of((), source):
+            named = ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
+            on_progress(f"{source.filename} asks for {named}: nothing is installed there, its image has to have them")
         return dict(request)
-    found = requirements_of(asked, source)
+    found = pod_requirements(asked, source, folder) if has_pods else requirements_of(asked, source)
     return {**request, **({"requirements": list(found)} if found else {})}
+
+
+def pod_requirements(asked: str | Sequence[str], source: SourceFile, wish: FolderWish) -> tuple[str, ...]:
+    """The requirements of a workload in pods: paths in them are relative to the folder that travels.
+
+    Raises InvalidRequest, also for a path that is not in it.
+    """
+    found = requirements_of(asked, source)
+    folder = None if source.location is None else chosen_folder(source.location, source.text, wish)
+    return tuple(_within(line, folder) for line in found)
+
+
+def _within(line: str, folder: Path | None) -> str:
+    option = _FIND if line.startswith(_FIND) else ""
+    place = line.removeprefix(option)
+    if not place.startswith("/"):
+        return line
+    if folder is None or not Path(place).is_relative_to(folder):
+        raise InvalidRequest(
+            f"the requirement {place:.200} is a path of this machine, which pods do not see; put it into the folder "
+            "that travels with the file (--folder names it)"
+        )
+    return f"{option}./{Path(place).relative_to(folder)}"
 
 
 def _header_of(source: SourceFile) -> Any:

@@ -133,7 +133,9 @@ def _of_job(record: JobRecord, plan: Plan, topology: Topology) -> str:
     least = record.bounds.min_workers * record.job.devices_each
     if record.lifecycle.state is JobState.PENDING and not record.job.is_on_functions:
         num_devices = len(topology.machines.device_ids())
-        if least > num_devices:
+        # Of several devices each it matters more that no node has so many.
+        is_told = record.job.devices_each > 1 and record.workload_id in plan.no_room
+        if least > num_devices and not is_told:
             return f"needs at least {least} devices, and the platform has {num_devices}"
     return plan.no_room.get(record.workload_id) or plan.reasons.get(record.workload_id, "")
 

@@ -55,10 +55,11 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """The folder that was submitted with a job, of which the job has a copy of its own (storage/folders/).
+    """The folder that was submitted with a workload, which has copies of its own (storage/folders/).
 
-    `sha256` is the digest of its list of files, `path` the job's file in it, `directory` the one in it where the job
-    works (empty: the folder itself). `origin` is the path that it had where it was submitted; only people read that.
+    A job has one, or one in each pod; of a service each replica has one. `sha256` is the digest of its list of files,
+    `path` the workload's file in it, `directory` the one in it where it works (empty: the folder itself). `origin` is
+    the path that it had where it was submitted; only people read that.
     """
 
     sha256: str
@@ -79,8 +80,9 @@ class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
     kind `function`: the function `object_name` is called with a TrainContext. `class`: `object_name` is a served class.
     `script`: the whole file runs as `__main__`, with torchrun's environment variables and `args`. With a `library` that
     runs its loop, it is elastic like a function, and gets no such variables; empty: its loop is its own.
-    With a `folder` the file is in the job's copy of it, where the job also works; without one, as in earlier releases,
-    the file is alone and its neighbours are imported from `import_root`.
+    With a `folder` the file is in the workload's copy of it, where the code also works, though `source_path` is not
+    that of a copy which replicas and pods make for themselves; without one, as in earlier releases, the file is alone
+    and its neighbours are imported from `import_root`.
     """
 
     source_path: str

@@ -24,6 +24,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "pod", help="run as the first process of a worker's container, with the spec in the environment"
     )
+    in_pod = commands.add_parser("pod-worker", help="run a container's worker, in the environment that was made for it")
+    in_pod.add_argument("--spec", required=True, type=Path, help="a WorkerSpec as JSON")
     hook = commands.add_parser("prestop", help="ask the worker of this container to save and leave, and wait for it")
     hook.add_argument("--grace", type=float, help="seconds to wait at most (the workload's own)")
     probe = commands.add_parser("probe-resize", help="measure the pause of every kind of resize")
@@ -64,6 +66,12 @@ def main(arguments: list[str]) -> int:
         from springtide.runtime.process.exits import exit_now
 
         exit_now(run_pod())
+    if options.command == "pod-worker":
+        from springtide.core.wire.workers import WorkerSpec
+        from springtide.runtime.pod import run_pod_worker
+        from springtide.runtime.process.exits import exit_now
+
+        exit_now(run_pod_worker(_read(options.spec, WorkerSpec)))
     if options.command == "zygote":
         from springtide.runtime.zygote import run_zygote
 

@@ -29,6 +29,7 @@ from springtide.runtime.process.pod_place import (
     fetch_source,
     open_prestop,
     read_spec,
+    root_of_source,
     upload_log,
     write_termination_message,
 )
@@ -41,6 +42,9 @@ _LOG_BYTES = 4 << 20
 _LAST_OUTPUT_S = 0.5
 _UPLOAD_S = 5.0
 _HOOK_S = 0.2
+# How long an environment may take. The kubelet gives a service ten minutes until its health probe is answered.
+_SERVICE_ENVIRONMENT_S = 540.0
+_JOB_ENVIRONMENT_S = 1_800.0
 # From linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
@@ -123,7 +127,7 @@ def _become_worker(spec: WorkerSpec, output: int, supervisor_pid: int) -> NoRetu
         sys.stdout, sys.stderr = _stream(1), _stream(2)
         _set_user_and_home(os.environ, spec.work_dir)
         os.environ.update(spec.environment)
-        code = _serve(spec) if isinstance(spec.workload, InferenceService) else _train(spec)
+        code = run_pod_worker(spec) if spec.workload.packages is None else _in_environment(spec)
         sys.stdout.flush()
         sys.stderr.flush()
     except Exception:
@@ -140,6 +144,27 @@ def _set_user_and_home(environment: MutableMapping[str, str], home: str) -> None
         environment.setdefault(name, "springtide")
     if environment.get("HOME", "/") == "/":
         environment["HOME"] = home
+
+
+def run_pod_worker(spec: WorkerSpec) -> int:
+    """Run a container's worker, which fetches its source, and return its exit code."""
+    return _serve(spec) if isinstance(spec.workload, InferenceService) else _train(spec)
+
+
+def _in_environment(spec: WorkerSpec) -> int:
+    """Become that worker in an environment with packages of its own, which is made on the container's own disk."""
+    try:
+        # Requirements may name wheels of the folder.
+        root = root_of_source(fetch_source(spec))
+    except (SpringtideError, OSError) as error:
+        sys.stderr.write(f"springtide: {error}\n")
+        return EXIT_UNFIT
+    from springtide.runtime.environment import run_in_environment
+
+    limit_s = _SERVICE_ENVIRONMENT_S if isinstance(spec.workload, InferenceService) else _JOB_ENVIRONMENT_S
+    limit_s = min(limit_s, spec.workload.start_timeout_s or limit_s)
+    cache = Path(spec.work_dir) / "environments"
+    return run_in_environment(spec, cache, command="pod-worker", limit_s=limit_s, directory=root)
 
 
 def _train(spec: WorkerSpec) -> int:

@@ -202,7 +202,8 @@ def _run_script_worker(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoi
     link.on_lease_expired = lambda: exit_now(1)
     link.update(is_ready=True)
     link.start()
-    link.send(Ready(phases_s=link.phases.seconds(), device_seen=device_seen(spec.device_kind)))
+    seen = device_seen(spec.device_kind, spec.num_devices)
+    link.send(Ready(phases_s=link.phases.seconds(), device_seen=seen))
     formed.wait()
     order = orders[0]
     generation = order.generation

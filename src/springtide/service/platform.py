@@ -366,6 +366,11 @@ class Platform:
         )
 
     def _before_recovery(self) -> None:
+        if isinstance(self.source_store, DirectorySources):
+            jobs, services = self._controller.state.jobs.live.items(), self._controller.state.services.live.items()
+            addresses = {workload_id: record.job.entrypoint.source_path for workload_id, record in jobs}
+            addresses |= {workload_id: record.service.entrypoint.source_path for workload_id, record in services}
+            self.source_store.check_not_moved(addresses)
         self._resume_clock()
         if self._build is not None:
             # Posted before the recovery, so that events which the recovery produces come after them.

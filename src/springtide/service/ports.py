@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
 
@@ -130,6 +130,21 @@ class SourceStore(Protocol):
 
         Raises Conflict for a content that is not there.
         """
+        ...
+
+    def share_folder(self, service_id: WorkloadId, folder: JobFolder, tree: FolderTree) -> None:
+        """Make the folder durable for the service, each replica of which makes a copy of its own.
+
+        Raises Conflict for a content that is not there.
+        """
+        ...
+
+    def shares_folder(self, service_id: WorkloadId, folder: JobFolder) -> bool:
+        """Whether that was done before, so that the contents are not needed again."""
+        ...
+
+    def drop_folders(self, service_id: WorkloadId, kept: Collection[JobFolder]) -> None:
+        """Remove what is stored for folders of the service except these."""
         ...
 
     def prune_folders(self, is_over: Callable[[WorkloadId], bool], oldest_unix_s: float) -> None:

@@ -4,6 +4,7 @@ A small parent without threads. It starts `python -m springtide.service ARGS`, a
 dies, with growing pauses. Workers live on meanwhile, and the new control plane adopts them. What happened stands in the
 platform's log and in `exits.jsonl` of the state directory. It ends when the platform is stopped in order, when it does
 not come up the first time, or after five deaths at the same step of the journal, which another start would not mend.
+It also keeps that log from growing for ever: strangers' requests can write to it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from typing import TextIO
 
 from springtide.control.journal.sqlite import newest_seq
 from springtide.core.errors import StorageError
-from springtide.storage.files import make_private, write_durable
+from springtide.storage.files import make_private, open_private, write_durable
 
 FIRST_PAUSE_S = 0.5
 LAST_PAUSE_S = 60.0
@@ -30,6 +32,10 @@ SETTLED_S = 60.0
 MAX_DEATHS_AT_A_STEP = 5
 MAX_EXITS = 50
 _LOOK_S = 0.2
+_REVIEW_S = 30.0
+# Written by the control plane and the zygote, which open them to append.
+LOGS = ("platform.log", "zygote.log")
+MAX_LOG_BYTES = 32 * 1024 * 1024
 SUPERVISOR_FILE = "supervisor.json"
 EXITS_FILE = "exits.jsonl"
 # What the new control plane is told about the end of the one before.
@@ -96,7 +102,11 @@ class Supervisor:
                 return self._child.wait(_LOOK_S)
             is_up = self._keep_port()
         self._was_up = True
-        return self._child.wait()
+        while True:
+            for name in LOGS:
+                limit_log(self._state_dir / name)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._child.wait(_REVIEW_S)
 
     def _keep_port(self) -> bool:
         """Whether the control plane is up; then the next one takes the same port."""
@@ -120,6 +130,25 @@ class Supervisor:
     def _say(self, sentence: str) -> None:
         self._log.write(f"springtide: the control plane: {sentence}\n")
         self._log.flush()
+
+
+def limit_log(path: Path) -> None:
+    """Move the content of a file above `MAX_LOG_BYTES` to one with `.1` at its end, in the place of what was there.
+
+    Its writers have it open and go on at its new beginning; lines that they write in between are lost. Where the disk
+    is full the content is dropped.
+    """
+    older = path.with_name(f"{path.name}.1")
+    with contextlib.suppress(OSError):
+        if path.stat().st_size <= MAX_LOG_BYTES:
+            return
+        try:
+            with path.open("rb") as source, open_private(older, "wb") as target:
+                shutil.copyfileobj(source, target)
+        except OSError:
+            with contextlib.suppress(OSError):
+                older.unlink()
+        os.truncate(path, 0)
 
 
 def cause_of(code: int) -> str:

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 
 from kits.local.local_platform import FAKE_ZYGOTE, Platform, start
 from springtide.backends.control_channel.reactor import Reactor
-from springtide.backends.local.zygote import ZygoteClient
+from springtide.backends.local import executor
+from springtide.backends.local.zygote import CODE, ZygoteClient, code_stamp, has_stamp
 from springtide.core.actions import StopReplica
 from springtide.core.events import ReplicaLost, ReplicaReady, ReplicaStopped
 from springtide.core.ports import Standing
@@ -82,7 +84,10 @@ def test_a_zygote_that_does_not_come_up_loses_the_start(zygote_platform_of: Call
 
 
 @pytest.mark.slow
-def test_the_next_executor_takes_over_the_zygote(zygote_platform_of: Callable[..., Platform]) -> None:
+@pytest.mark.parametrize("is_upgraded", [False, True])
+def test_the_next_executor_takes_over_the_zygote_unless_its_code_is_another(
+    zygote_platform_of: Callable[..., Platform], monkeypatch: pytest.MonkeyPatch, is_upgraded: bool
+) -> None:
     platform = zygote_platform_of()
     platform.executor.recover(Standing())
     action = start("r0")
@@ -90,13 +95,17 @@ def test_the_next_executor_takes_over_the_zygote(zygote_platform_of: Callable[..
     platform.until(ReplicaReady)
     first = zygote_pid(platform)
     platform.executor.close()
+    if is_upgraded:
+        monkeypatch.setattr(executor, "code_stamp", lambda: "of the next release")
     second = zygote_platform_of()
     second.executor.recover(Standing(replicas=(action,)))
     second.until(ReplicaReady)
-    end_s = time.monotonic() + 10
+    end_s = time.monotonic() + 60
     while second.executor._launcher.zygote.process is None and time.monotonic() < end_s:
         time.sleep(0.01)
-    assert zygote_pid(second) == first
+    assert (zygote_pid(second) != first) is is_upgraded
+    second.executor.start(start("r1"))
+    second.until(ReplicaReady)
 
 
 def test_a_zygote_that_does_not_fit_is_looked_for_again_only_after_a_moment(
@@ -171,3 +180,24 @@ def test_where_no_descriptor_is_free_the_zygote_is_looked_for_again(tmp_path: Pa
         assert found == [os.getpid()]
         zygote.close()
     reactor.close()
+
+
+def test_the_stamp_of_the_code_follows_its_files_and_is_found_in_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deeper").mkdir()
+    file = tmp_path / "deeper" / "worker.py"
+    file.write_text("a = 1")
+    monkeypatch.setattr("springtide.__file__", str(tmp_path / "__init__.py"))
+    before = code_stamp()
+    assert code_stamp() == before
+    os.utime(file, ns=(0, 0))
+    assert code_stamp() != before
+    process = subprocess.Popen(["sleep", "60"], env={CODE: before})
+    try:
+        assert has_stamp(process.pid, before)
+        assert not has_stamp(process.pid, before[:-1])
+    finally:
+        process.kill()
+        process.wait()
+    assert not has_stamp(process.pid, before)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from msgspec.structs import replace
 
 from springtide.cli.commands import quote as quote_command
-from springtide.cli.jobs.offers import alternative_text, dollars, quote_text, refusal_text, times
+from springtide.cli.jobs.offers import alternative_text, dollars, options_table, quote_text, refusal_text, times
 from springtide.core.decision import PlannedRun
 from springtide.core.status.platform import JobStatus
 from springtide.core.status.quote import Alternative, CountedOn, Quote, QuoteOption, Range
@@ -53,6 +54,11 @@ def training_file(tmp_path: Path) -> str:
         'import springtide as st\n\n@st.train(deadline="10m", epochs=3)\ndef fit(ctx):\n    ...\n', encoding="utf-8"
     )
     return str(path)
+
+
+def test_a_script_has_no_batch_per_worker() -> None:
+    line = options_table([replace(CHOSEN, batch_per_worker=None)]).splitlines()[1]
+    assert line.split()[:4] == ["chosen", "->", "2", "-"]
 
 
 def test_the_table_reads_like_the_page_says() -> None:

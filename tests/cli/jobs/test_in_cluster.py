@@ -13,6 +13,7 @@ from springtide.cli.jobs import in_cluster
 from springtide.cli.jobs.in_cluster import Watcher, check_cluster_options, deploy_in_cluster, final_text
 from springtide.cli.main import cli
 from springtide.client.serving_goals import ServeOptions
+from springtide.client.sources.source import SourceFile
 from springtide.core.errors import InvalidRequest
 
 
@@ -148,6 +149,46 @@ def test_run_in_a_cluster_takes_no_profile(tmp_path):
     assert isinstance(cli, click.Group)
 
 
+def test_run_in_a_cluster_sends_the_folder_and_what_its_header_asks_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    project = tmp_path / "project"
+    (project / "wheels").mkdir(parents=True)
+    (project / "train.py").write_text(
+        "# /// script\n# dependencies = ['./wheels/x-1-py3-none-any.whl']\n# ///\nimport net\n"
+    )
+    (project / "net.py").write_text("x = 1\n")
+    (project / "data.bin").write_bytes(b"\xff")
+    sent = []
+
+    class Cluster:
+        namespace = "ml"
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def create(self, obj, secrets, folder):
+            sent.append((obj, folder))
+            return obj
+
+    monkeypatch.setattr("springtide.client.kubernetes.ClusterClient", Cluster)
+    for options in ((), ("--no-folder",)):
+        command = ["run", str(project / "train.py"), "--on", "k8s", "--detach", *options]
+        result = CliRunner().invoke(cli, command)
+        if options:
+            assert result.exit_code == 2
+            assert "which pods do not see; put it into the folder" in result.output
+        else:
+            assert result.exit_code == 0, result.output
+            assert f"{project} travels with it: 3 files, " in result.output
+    ((obj, folder),) = sent
+    assert obj["spec"]["requirements"] == ["./wheels/x-1-py3-none-any.whl"]
+    assert sorted(obj["spec"]["source"]["files"]) == ["net.py", "train.py"]
+    assert (folder.sent.path, folder.sent.origin, folder.archive[:2]) == ("train.py", str(project), b"PK")
+
+
 class Shown:
     """A session that keeps what it was told, and a cluster whose object goes through these statuses, 10 s apart."""
 
@@ -167,7 +208,7 @@ class Shown:
     def answer(self, value, text, hint=""):
         self.answers.append(text)
 
-    def apply(self, obj, secrets):
+    def apply(self, obj, secrets, folder):
         obj = {"kind": "InferenceFunction", "metadata": {"name": "echo", "namespace": "ml", "generation": 2}}
         return SimpleNamespace(object=obj, verb="configured")
 
@@ -180,10 +221,9 @@ class Shown:
 
     def deploy(self):
         """The exit code of the command."""
+        served = SimpleNamespace(source=lambda: SourceFile(filename="echo.py", text="x = 1\n"), name="echo")
         try:
-            deploy_in_cluster(
-                self, SimpleNamespace(source=lambda: None, name="echo"), ServeOptions(), namespace="", image=""
-            )
+            deploy_in_cluster(self, served, ServeOptions(), namespace="", image="")
         except click.exceptions.Exit as end:
             return end.exit_code
         return 0

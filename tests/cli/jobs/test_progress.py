@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from springtide.cli.jobs.progress import JobWatcher, PlainDisplay, follow
+from springtide.cli.jobs.progress import JobWatcher, PlainDisplay, follow, follow_script
 from springtide.core.errors import BackendError
 from springtide.core.status.platform import JobStatus
 
@@ -136,3 +137,42 @@ def test_a_batch_that_changes_is_told_with_its_resize_and_alone(make_job: MakeJo
         "resized 1 -> 2, pause 41 ms, batch 512 -> 1024, step 700 continued",
         "batch 1024 -> 2048, pause 41 ms, step 800 continued",
     ]
+
+
+class _Script:
+    """A client whose script writes two lines, then reports steps, and ends."""
+
+    def __init__(self, jobs: list[JobStatus], error: str = "") -> None:
+        self._jobs, self._error = jobs, error
+        self._written = threading.Event()
+
+    def logs(self, job_id: str, *, follow: bool) -> Iterator[str]:
+        assert follow
+        yield "reading\n"
+        if self._error:
+            self._written.set()
+            raise BackendError(self._error)
+        yield "[31m\n"
+        self._written.set()
+
+    def job(self, job_id: str) -> JobStatus:
+        assert self._written.wait(30.0)
+        return self._jobs.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [("", "[31m"), ("connection lost", "  its output is shown no further (connection lost): springtide logs s-1 -f")],
+)
+def test_a_script_shows_what_it_writes_and_its_steps_once_it_reports_them(
+    make_job: MakeJob, error: str, told: str
+) -> None:
+    silent = make_job(kind="script", step=0, total_steps=None, progress_fraction=None, loss=None)
+    assert not silent.has_steps
+    ended = make_job(state="SUCCEEDED")
+    written: list[str] = []
+    client = _Script([silent, make_job(step=4, progress_fraction=0.4), ended], error)
+    display = PlainDisplay(written.append)
+    assert follow_script(client, "s-1", display, JobWatcher()) is ended  # type: ignore[arg-type]
+    assert written[:2] == ["reading", told]
+    assert [" 40 %" in line for line in written[2:]] == [True]

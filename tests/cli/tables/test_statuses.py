@@ -120,6 +120,11 @@ def test_the_end(make_job: MakeJob) -> None:
     assert "deadline missed by 1.0 s" in final_line(make_job(state="SUCCEEDED", ended_at_s=601.0))
 
 
+def test_the_details_say_how_many_devices_each_worker_holds(make_job: MakeJob) -> None:
+    assert "  workers       2 of 1..4, 2 devices each  generation" in job_details(make_job(devices_each=2), now_s=100.0)
+    assert "devices each" not in job_details(make_job(), now_s=100.0)
+
+
 def test_the_details_of_a_job(make_job: MakeJob) -> None:
     replica = ReplicaStatus(replica_id="fit-3f2a-0", device_id="local/0", state="READY", rank=0, started_at_s=1.0)
     text = job_details(make_job(replicas=(replica,), alternatives=("--deadline 20m",)), now_s=100.0)

@@ -10,9 +10,10 @@ import pytest
 
 from kits.client.sent_contents import SentContents
 from springtide.client.folders import send
-from springtide.client.folders.send import submit_with_folder
+from springtide.client.folders.send import pack_folder, submit_with_folder
 from springtide.client.sources.source import read_source
 from springtide.core.errors import Conflict, InvalidRequest
+from springtide.storage.folders.contents import open_archive
 from springtide.storage.folders.tree import MAX_FILE_BYTES, FolderTree, decode_tree
 
 
@@ -160,6 +161,24 @@ def test_the_file_alone_is_submitted_as_it_was_before(folder: Path) -> None:
     assert submit(platform, folder, False) == []
     assert "folder" not in platform.jobs[0]
     assert platform.contents.num_bodies == 0
+
+
+def test_a_folder_is_packed_as_it_would_be_sent_and_no_more_than_is_allowed(folder: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    (folder / "data.bin").write_bytes(os.urandom(200_000))
+    source, path = read_source(folder / "pkg" / "model.py", "", "script"), tmp_path / "folder.zip"
+    sent = pack_folder(source, folder, path, max_bytes=300_000, on_progress=lines.append)
+    assert sent is not None
+    assert (sent.path, sent.origin) == ("pkg/model.py", str(folder))
+    assert lines == [f"{folder} travels with it: 3 files, 200 kB"]
+    with open_archive(path, sent.sha256) as (tree, open_content), open_content(tree.files[1].sha256) as file:
+        assert [each.path for each in tree.files] == ["data.bin", "pkg/model.py", "train.py"]
+        assert file.read() == b"x = 1\n"
+    with pytest.raises(
+        InvalidRequest, match=r"more than 100 kB when it is compressed.*: data\.bin \(200 kB\).*REST API"
+    ):
+        pack_folder(source, folder, path, max_bytes=100_000, on_progress=lines.append)
+    assert pack_folder(source, False, path, max_bytes=1, on_progress=lines.append) is None
 
 
 def test_what_takes_long_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

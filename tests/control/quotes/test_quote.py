@@ -14,7 +14,7 @@ from springtide.core.decision import Overheads, Snapshot
 from springtide.core.events import NodeJoined
 from springtide.core.quantities import parse_duration_s
 from springtide.core.resources import Topology, make_node
-from springtide.core.workload import Goal
+from springtide.core.workload import Entrypoint, Goal
 from springtide.scheduling.registry import POLICY_NAMES, make_policy
 
 NAMES_WITH_ADMISSION = ("springtide", "elasticflow", "edf+admission")
@@ -48,6 +48,13 @@ def test_the_table_has_the_cheapest_the_chosen_and_the_fastest():
     assert answer.options[0].verdict == "misses the deadline by 4m00"
     assert answer.options[1].verdict == "fits deadline and budget"
     assert answer.options[2].verdict == "fits deadline and budget (communication takes 23 %)"
+
+
+def test_the_batch_of_a_script_is_its_own_matter():
+    job = training_job(minutes=10, most=1, entrypoint=Entrypoint(source_path="/train.py", kind="script"))
+    answer = ask(platform(Reserving(), devices=4), job)
+    assert answer.options
+    assert {row.batch_per_worker for row in answer.options} == {None}
 
 
 def test_a_refusal_says_how_many_workers_it_would_take_and_who_holds_them():

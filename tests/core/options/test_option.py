@@ -48,14 +48,14 @@ def test_the_faces_that_lack_an_option_of_a_job_are_these():
     assert without(JOB_OPTIONS, "python") == profiled | expert
     assert without(JOB_OPTIONS, "cli") == profiled | expert | {"retries"}
     assert without(JOB_OPTIONS, "rest") == {"initial_batch", "name", "micro_batch"}
-    assert without(JOB_OPTIONS, "object") == {"name", "on", "micro_batch", "secrets", "requirements", "python"}
+    assert without(JOB_OPTIONS, "object") == {"name", "on", "micro_batch", "secrets", "python"}
 
 
 def test_the_faces_that_lack_an_option_of_a_service_are_these():
     assert without(SERVICE_OPTIONS, "python") == {"max_queue", "grace"}
     assert without(SERVICE_OPTIONS, "cli") == {"max_queue", "grace", "gpu", "batch_wait"}
     assert without(SERVICE_OPTIONS, "rest") == {"name", "gpu"}
-    assert without(SERVICE_OPTIONS, "object") == {"name", "gpu", "secrets", "requirements", "python"}
+    assert without(SERVICE_OPTIONS, "object") == {"name", "gpu", "secrets", "python"}
 
 
 @pytest.mark.parametrize("table", [JOB_OPTIONS, SERVICE_OPTIONS], ids=["jobs", "services"])

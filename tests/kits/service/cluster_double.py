@@ -80,6 +80,9 @@ class ClusterDouble:
     def config_map(self, namespace, name):
         return self.config_maps.get(name)
 
+    def config_map_part(self, namespace, name):
+        return self.config_maps.get(name)
+
     def tell_status(self, obj, status):
         self.told.append((uid_of(obj), status))
 

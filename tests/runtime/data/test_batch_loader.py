@@ -183,15 +183,17 @@ class Dying:
     """What a loader's iterator does between the death of its process and its exit."""
 
     def __init__(self):
-        self._workers = [multiprocessing.get_context("fork").Process(target=self._die)]
+        read, self._write = os.pipe()
+        self._workers = [multiprocessing.get_context("fork").Process(target=self._die, args=(read,))]
         self._workers[0].start()
 
-    def _die(self):
-        time.sleep(0.3)
+    def _die(self, read):
+        os.read(read, 1)
+        time.sleep(0.2)
         os._exit(9)
 
     def __next__(self):
-        assert self._workers[0].exitcode is None
+        os.write(self._write, b"x")
         raise ConnectionResetError(104, "Connection reset by peer")
 
 

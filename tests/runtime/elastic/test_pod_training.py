@@ -13,10 +13,11 @@ from msgspec.structs import replace
 from kits.runtime.pod_plane import PodPlane, kill_worker
 from kits.runtime.runtime_plane import HELD_TRAIN, make_job
 from kits.runtime.slow_link import SlowLink
+from kits.runtime.tiny_wheels import make_wheel
 from kits.servers import running_s3
 from kits.service.sent_folders import folder_of_tree, sent_tree
-from springtide.core.wire.workers import CheckpointWritten, Failed, Finished, Left, Preempt, Switched
-from springtide.core.workload import ReplicaId
+from springtide.core.wire.workers import CheckpointWritten, Failed, Finished, Left, Preempt, Preparing, Switched
+from springtide.core.workload import Packages, ReplicaId
 from springtide.runtime.process.exits import EXIT_GRACE
 from springtide.storage.datasets.store import put_dataset
 from springtide.storage.folders.contents import ContentDirectory, write_archive
@@ -320,7 +321,7 @@ def test_a_script_in_a_pod_works_in_its_copy_of_the_folder_and_leaves_its_result
     files = {"run.py": IN_A_FOLDER.encode(), "pkg/helper.py": b"VALUE = 7\n", "data.txt": b"data"}
     tree = sent_tree(contents, files, ["logs"])
     folder = folder_of_tree(tree, "run.py", "logs")
-    write_archive(contents, tree, tmp_path / "folder.zip")
+    write_archive(contents.open, tree, tmp_path / "folder.zip")
     plane.store.store.put_file(plane.store.key(folder_name(folder)), tmp_path / "folder.zip")
     plane.job = replace(
         plane.job, entrypoint=replace(plane.job.entrypoint, kind="script", object_name="", folder=folder)
@@ -329,6 +330,48 @@ def test_a_script_in_a_pod_works_in_its_copy_of_the_folder_and_leaves_its_result
     plane.wait_finished()
     assert list(plane.store.artifacts()) == ["result.txt"], plane.logs()
     assert plane.store.read_artifact("result.txt") == b"7 data logs 0"
+
+
+PACKAGED = """
+import os, tiny, torch
+print("has tiny", tiny.VERSION, "in", os.path.basename(os.getcwd()), "environments" in tiny.__file__)
+"""
+
+
+def with_packages(plane, tmp_path, *lines):
+    """A script with packages of its own, in a folder with a wheel."""
+    wheel = make_wheel(tmp_path, "tiny", "1.0")
+    # A module of the folder is not in the way of pip.
+    files = {
+        "run.py": PACKAGED.encode(),
+        f"wheels/{wheel.name}": wheel.read_bytes(),
+        "pip.py": b"raise ValueError\n",
+    }
+    tree = sent_tree(ContentDirectory(tmp_path / "contents"), files, ["here"])
+    folder = folder_of_tree(tree, "run.py", "here")
+    write_archive(ContentDirectory(tmp_path / "contents").open, tree, tmp_path / "folder.zip")
+    plane.store.store.put_file(plane.store.key(folder_name(folder)), tmp_path / "folder.zip")
+    entrypoint = replace(plane.job.entrypoint, kind="script", object_name="", folder=folder)
+    plane.job = replace(plane.job, entrypoint=entrypoint, packages=Packages(requirements=lines))
+
+
+def test_packages_of_a_pod_come_from_its_folder(make_pods, tmp_path):
+    plane = make_pods(PACKAGED)
+    with_packages(plane, tmp_path, "--no-index", "--find-links ./wheels", "tiny==1.0")
+    plane.start_group("job.0")
+    plane.wait_finished()
+    assert "has tiny 1.0 in here True" in plane.store.read_log(ReplicaId("job.0")).decode()
+    assert [report.reason for report in plane.of(Preparing)] == ["making an environment: 1 package", ""]
+
+
+def test_packages_that_a_pod_cannot_have_are_told_with_what_is_in_the_way(make_pods, tmp_path):
+    plane = make_pods(PACKAGED, env={"PIP_RETRIES": "1", "PIP_INDEX_URL": "http://127.0.0.1:1/simple"})
+    with_packages(plane, tmp_path, "tiny==1.0")
+    plane.start("job.0")
+    plane.wait_exit("job.0", code=1)
+    (failed,) = plane.of(Failed)
+    assert "its packages cannot be installed: " in failed.error
+    assert "pip could not reach where packages come from: is there a network" in failed.error
 
 
 BROKEN = """

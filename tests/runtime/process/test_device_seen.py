@@ -52,6 +52,27 @@ def test_a_plugin_may_list_devices_as_files(monkeypatch, tmp_path):
     assert seen(monkeypatch, "", str(tmp_path / "none")) == ""
 
 
+@pytest.mark.parametrize(
+    ("num_devices", "there", "names"),
+    [
+        (2, 2, "GPU-aaaaaaaa-0,GPU-aaaaaaaa-1 (NVIDIA H100)"),
+        (2, 1, "GPU-aaaaaaaa-0 (NVIDIA H100)"),
+        (8, 8, f"{','.join(['GPU-aaaaaaaa'] * 8)} (NVIDIA H100)"),
+    ],
+)
+def test_a_worker_with_several_names_all(monkeypatch, num_devices, there, names):
+    tail = "0" * 24 if num_devices == 8 else ""
+    cuda_double = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: there,
+        get_device_properties=lambda index: SimpleNamespace(name="NVIDIA H100", uuid=f"aaaaaaaa-{index}{tail}"),
+    )
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda_double))  # type: ignore[arg-type]
+    assert device_seen("gpu", num_devices) == names
+
+
 def test_a_worker_on_a_cpu_device_names_none(monkeypatch):
     assert seen(monkeypatch, "", UUID) == UUID
     assert device_seen("cpu") == ""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from kits.simulation.sweeps import part
 from springtide.control.controller import Controller, check_plan
+from springtide.control.parts import bounds_in_devices, job_in_devices, learnt_in_devices
 from springtide.core import events
 from springtide.core.containers import ContainerSettings
 from springtide.core.decision import Plan, PoolAllocation, Snapshot
@@ -19,7 +20,8 @@ from springtide.core.resources import HostResources, Node, NodeRoom, Topology, m
 from springtide.core.shares import Share
 from springtide.core.workload import Entrypoint, InferenceService, TrainingJob
 from springtide.scheduling.decisions.cache import DecisionCache
-from springtide.scheduling.placement.room import Demand, RoomFitter, demand_of
+from springtide.scheduling.placement.demand import Demand, demand_of
+from springtide.scheduling.placement.room import RoomFitter
 from springtide.scheduling.registry import POLICY_NAMES, make_policy
 from springtide.testing.policy import draw_snapshot, encode_plan
 
@@ -138,6 +140,75 @@ def test_devices_that_pods_of_others_hold_are_not_given(policy: str) -> None:
     assert placed(none)["a"], "they are gone"
 
 
+# --- several devices each ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["springtide", "fifo", "elastic", "edf", "goodput", "dilu/springtide"])
+@pytest.mark.parametrize("foreign", [0, 1])
+def test_a_node_with_three_free_devices_takes_one_worker_of_two(policy: str, foreign: int) -> None:
+    """One device is left, for which there is no second, or which the pod of another has."""
+    submitted = events.JobSubmitted(job=job("a", most=2, devices_each=2))
+    controller = play(policy, events.NodeJoined(node=node("n", 3 + foreign, foreign=foreign)), submitted)
+    (replica,) = controller.state.jobs["a"].replicas
+    assert len(replica.device_ids) == 2
+    beside = events.JobSubmitted(job=job("b", most=1))
+    controller.step(9.0, [beside])
+    (other,) = controller.state.jobs["b"].replicas
+    assert other.device_id not in replica.device_ids
+
+
+def test_processors_are_those_of_a_worker_and_not_of_its_devices() -> None:
+    joined = [events.NodeJoined(node=node(name, 4, cpu_m=3000)) for name in ("n", "m")]
+    controller = play("fifo", *joined, events.JobSubmitted(job=job("a", "1500m", devices_each=2)))
+    assert [len(replica.device_ids) for replica in controller.state.jobs["a"].replicas] == [2, 2, 2, 2]
+    fewer = [events.NodeJoined(node=node(name, 4, cpu_m=2000)) for name in ("n", "m")]
+    controller = play("fifo", *fewer, events.JobSubmitted(job=job("a", "1500m", devices_each=2)))
+    used = [{device.partition("/")[0] for device in each.device_ids} for each in controller.state.jobs["a"].replicas]
+    assert used == [{"n"}, {"m"}] or used == [{"m"}, {"n"}]
+
+
+def test_a_worker_with_two_devices_goes_whole_to_the_node_with_room() -> None:
+    plain = node("a", 1)
+    assert plain.room is not None
+    uncounted = replace(plain, room=replace(plain.room, replica=HostResources(num_pods=1)))
+    nodes = node("n", 2, others_m=1500), uncounted, node("m", 2)
+    controller = Controller(make_policy("fifo"))
+    joined = [events.NodeJoined(node=each) for each in nodes]
+    controller.step(0.0, [*joined, events.JobSubmitted(job=job("a", "1", most=1, devices_each=2))])
+    snapshot = controller.snapshot(1.0)
+    wished = Plan(allocations={"a": PoolAllocation(device_ids=("n/0", "n/1"))})
+    plan = RoomFitter().decide(lambda shown: wished, replace(snapshot, allocations={}))
+    assert plan.allocations["a"].device_ids == ("m/0", "m/1")
+
+
+@pytest.mark.parametrize(
+    ("asked", "foreign", "reason"),
+    [
+        (
+            job("a", devices_each=2),
+            1,
+            "needs 2 devices of one node per worker; pods of others leave at most 1 on a node",
+        ),
+        (job("a", devices_each=2), 2, "needs 1 worker of 2 devices; pods of others hold 4 of the 4 devices"),
+        (job("a", devices_each=4), 0, "no node has 4 devices, which each of its workers needs; the largest has 2"),
+        (
+            job("a", "2", min_workers=2, devices_each=2),
+            0,
+            "needs 2 workers of 2 devices and 2 CPUs each; the nodes have room for 1",
+        ),
+    ],
+)
+def test_the_reason_of_a_job_with_several_devices_counts_its_workers(
+    asked: TrainingJob, foreign: int, reason: str
+) -> None:
+    joined = [events.NodeJoined(node=node(name, foreign=foreign, others_m=500 * (name == "m"))) for name in ("n", "m")]
+    controller = play("springtide", *joined, events.JobSubmitted(job=asked))
+    assert placed(controller) == {"a": []}
+    assert (str(controller.state.jobs["a"].state), controller.state.jobs["a"].reason) == ("PENDING", reason)
+    controller.step(9.0, [events.NodeJoined(node=node(name, 4, cpu_m=9000)) for name in ("n", "m")])
+    assert placed(controller)["a"], "larger nodes"
+
+
 def test_sharers_of_one_device_take_it_once() -> None:
     """Two halves fit beside a pod of another that holds the other device; a third has no place."""
     shared = [job(name, most=1, share=Share(request=0.5, limit=0.5)) for name in ("a", "b", "c")]
@@ -234,6 +305,37 @@ def with_rooms(snapshot: Snapshot, rng: np.random.Generator) -> Snapshot:
     return replace(snapshot, cluster=Topology(nodes=nodes), jobs=tuple(jobs), services=tuple(services))
 
 
+def with_wide_jobs(snapshot: Snapshot, rng: np.random.Generator) -> Snapshot:
+    """The snapshot on nodes of which pods of others hold devices, with jobs whose workers hold two or four."""
+    nodes = []
+    for index, each in enumerate(snapshot.cluster.nodes):
+        count = len(each.devices)
+        foreign = int(rng.integers(0, 2)) if count > 2 else 0
+        room = node(f"n{index}", count, cpu_m=int(rng.integers(2, 6)) * 1000, foreign=foreign).room
+        nodes.append(replace(each, room=room))
+    jobs, allocations = [], dict(snapshot.allocations)
+    for view in snapshot.jobs:
+        each, given = int(rng.choice((1, 2, 4))), allocations.pop(view.job.job_id, None)
+        workers = whole_parts(snapshot, () if given is None else given.device_ids, each)
+        if workers:
+            allocations[view.job.job_id] = PoolAllocation(device_ids=tuple(workers))
+        least = min(view.bounds.min_workers, max(1, len(workers) // each))
+        most = max(view.bounds.max_workers, len(workers) // each)
+        job = replace(view.job, devices_each=each, min_workers=least, max_workers=most, num_virtual_shards=16)
+        job = job_in_devices(replace(job, elastic=True, container=ContainerSettings(cpu=str(rng.choice(("", "1"))))))
+        bounds = bounds_in_devices(replace(view.bounds, min_workers=least, max_workers=most), each)
+        jobs.append(replace(view, job=job, bounds=bounds, learnt=learnt_in_devices(view.learnt, each)))
+    return replace(snapshot, cluster=Topology(nodes=tuple(nodes)), jobs=tuple(jobs), allocations=allocations)
+
+
+def whole_parts(snapshot: Snapshot, devices: tuple[str, ...], each: int) -> list[str]:
+    """Those of the devices of which workers of one node can be made, by worker."""
+    places: dict[str, list[str]] = {}
+    for device in devices:
+        places.setdefault(snapshot.cluster.node_of[device], []).append(device)
+    return [device for found in places.values() for device in found[: len(found) // each * each]]
+
+
 def overfull(snapshot: Snapshot, allocations: Mapping[str, PoolAllocation]) -> list[str]:
     """The nodes that are given more processors than they have by replicas that are not there yet."""
     workloads = {view.job.job_id: view.job for view in snapshot.jobs}
@@ -242,7 +344,8 @@ def overfull(snapshot: Snapshot, allocations: Mapping[str, PoolAllocation]) -> l
     gains = set()
     for name, given in allocations.items():
         held = snapshot.allocations.get(name)
-        for device in given.device_ids:
+        each = getattr(workloads[name], "devices_each", 1)
+        for device in given.device_ids[::each]:
             where = snapshot.cluster.by_id[snapshot.cluster.node_of[device]]
             asked = demand_of(workloads[name].container, workloads[name].share).on(where)
             used[where.node_id] += asked.cpu_m
@@ -270,6 +373,31 @@ def test_drawn_plans_fit_and_are_plans(policy: str) -> None:
             assert given.num_devices == 0 or given.num_devices >= least
             refused = {refusal.node_id for refusal in view.restarts.refusals}
             assert not refused & {snapshot.cluster.node_of[device] for device in given.device_ids}
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_drawn_plans_of_whole_workers_fit_and_leave_workers_whole(policy: str) -> None:
+    rng = np.random.default_rng(6)
+    kept, num_wide = DecisionCache(make_policy(policy)), 0
+    for _ in range(part(60, least=20)):
+        snapshot = with_wide_jobs(draw_snapshot(rng), rng)
+        for _ in range(2):
+            plan = kept.decide(snapshot)
+            check_plan(snapshot, plan)
+            assert overfull(snapshot, plan.allocations) == []
+            for view in snapshot.jobs:
+                each, given = view.job.devices_each, plan.allocations.get(view.job.job_id)
+                held = snapshot.allocations.get(view.job.job_id)
+                there = workers_of(held.device_ids, each) if held is not None else set()
+                for worker in workers_of(given.device_ids, each) if given is not None else ():
+                    assert worker in there or not any(worker & other for other in there)
+                    num_wide += each > 1
+            snapshot = replace(snapshot, allocations=plan.allocations)
+    assert num_wide > 20
+
+
+def workers_of(devices: tuple[str, ...], each: int) -> set[frozenset[str]]:
+    return {frozenset(devices[at : at + each]) for at in range(0, len(devices), each)}
 
 
 def test_what_is_kept_between_turns_follows_each_of_its_inputs() -> None:

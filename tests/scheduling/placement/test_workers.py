@@ -126,6 +126,9 @@ def test_a_job_whose_worker_fits_no_node_waits_or_is_refused_with_the_reason() -
         ("PENDING", why),
         ("REJECTED", why),
     ]
+    controller.step(1.0, [events.JobSubmitted(job=job("wider", 8))])
+    more = "no node has 8 devices, which each of its workers needs; the largest has 2"
+    assert controller.state.jobs["wider"].reason == more, "not that all nodes together have too few"
 
 
 def test_a_plan_with_a_worker_on_two_nodes_is_refused() -> None:

@@ -313,6 +313,24 @@ def test_where_nodes_have_labels_everyone_has_a_device_of_its_own():
     assert places(again) == places(plan)
 
 
+def test_where_nodes_have_labels_one_put_beside_a_worker_that_leaves_keeps_the_device():
+    policy = make_policy("dilu/tide/springtide")
+    nodes = [make_node("k", 2, pool="training")]
+    known = {"profile_steps_per_s": {1: 1.0, 2: 1.9}, "total_steps": 1000, "workers": (1, 2)}
+    first, second = job("a", SMALL, **known), job("b", SMALL, **known)
+    began = decide(policy, [first], (), {"a": (["k/0", "k/1"], SMALL)}, nodes)
+    assert places(began) == {"a": ["k/0", "k/1"]}
+    plan = decide(policy, [first, second], (), {"a": (["k/0", "k/1"], SMALL)}, nodes, began.memory)
+    (given,) = places(plan)["b"]
+    # Its worker warms up there before that of the first has left.
+    held = {"a": (["k/0", "k/1"], SMALL), "b": ([given], SMALL)}
+    again = decide(policy, [first, second], (), held, nodes, plan.memory)
+    assert places(again) == places(plan)
+    assert "starting" not in again.reasons["b"], "it is not known to be there"
+    left = decide(policy, [first, second], (), {who: (at, SMALL) for who, at in places(again).items()}, nodes)
+    assert (places(left), set(left.memory or {}) & {"claimed"}) == (places(plan), set())
+
+
 @pytest.mark.parametrize(("deadline_s", "is_promised"), [(260.0, True), (150.0, False)])
 def test_where_nodes_have_labels_a_promise_counts_on_the_request_too(deadline_s, is_promised):
     part = Share(request=0.4, limit=0.4)

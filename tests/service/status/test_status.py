@@ -148,6 +148,7 @@ def test_every_field_of_a_status_is_filled_from_the_record():
     job = replace(
         known.job,
         share=make_share(0.5),
+        devices_each=2,
         entrypoint=replace(known.job.entrypoint, source_path="/state/folder/fit.py", folder=FOLDER),
         study="s",
         env={"HF_HOME": "/data"},
@@ -328,6 +329,20 @@ def test_why_always_has_a_reason_and_a_next_step(state):
         assert any("passed 2.0 s ago" in sentence for sentence in why.evidence)
 
 
+def test_why_suggests_only_bounds_that_change_something():
+    wide = replace(replica(0), more_devices=("local/1",))
+    known = record(replicas=(wide,))
+    known = replace(known, job=replace(known.job, devices_each=2))
+    two = explain(known, view_of(known), (), 5.0)
+    assert not [step for step in two.next_steps if "scale" in step]
+    narrow = record(bounds=JobBounds(min_workers=1, max_workers=1))
+    assert "springtide scale fit-1 1..2" in explain(narrow, view_of(narrow), (), 5.0).next_steps
+    waiting = record(JobState.PENDING)
+    lasting = record(JobState.PENDING, bounds=JobBounds(min_workers=2, max_workers=3))
+    assert explain(waiting, view_of(waiting), (), 5.0).next_steps == ("springtide ps", "springtide cancel fit-1")
+    assert "springtide scale fit-1 1..3" in explain(lasting, view_of(lasting), (), 5.0).next_steps
+
+
 def test_why_tells_the_last_resize_and_preemption_and_what_they_were_for():
     history = (
         HistoryEntry(seq=1, at_s=1.0, kind="preempt", text="checkpoints and gives its devices back: 'b' needs them"),
@@ -419,6 +434,18 @@ def test_why_of_a_service(state):
     assert why.next_steps
     assert any("250 ms, the objective is 100 ms" in sentence for sentence in why.evidence)
     assert any("1 crash lately" in sentence for sentence in why.evidence)
+
+
+def test_why_counts_all_devices_of_the_workers():
+    first, second = replace(replica(), more_devices=("local/2",)), replace(replica(1), more_devices=("local/3",))
+    known = record(replicas=(first, second))
+    known = replace(known, job=replace(known.job, devices_each=2))
+    told = explain(known, view_of(known), (), 2.0).evidence
+    assert "asks for 1..2 workers of 2 devices each, holds 4 devices" in told
+    assert (
+        "asks for 1..2 workers, holds 1 device"
+        in explain(record(replicas=(replica(),)), view_of(known), (), 2.0).evidence
+    )
 
 
 def test_the_gpu_that_a_worker_found_is_told_wherever_its_device_is():

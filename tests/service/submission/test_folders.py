@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -19,7 +20,9 @@ from springtide.backends.kubernetes.resources.from_object import FOLDER_ANNOTATI
 from springtide.core.errors import InvalidRequest, NotFound
 from springtide.core.events import CancelRequested
 from springtide.core.workload import WorkloadId
+from springtide.service.reconciler.admission import SourceMissing
 from springtide.service.submission.folders import FolderSweep, check_fits_functions
+from springtide.storage.folders.contents import ContentDirectory, write_archive
 from springtide.storage.folders.tree import FolderFile, FolderTree, encode_tree
 from springtide.storage.workloads.store import WorkloadStore
 
@@ -189,24 +192,130 @@ def test_a_job_of_an_earlier_release_has_no_folder(http, platform):
     assert (http.get(f"/v1/jobs/{job_id}").json()["directory"], job.entrypoint.import_root) == ("", "")
 
 
+SERVED = b"class Sentiment: ...\n"
+
+
+def deploy(http, digest, **changes):
+    source = {"filename": "serve.py", "text": SERVED.decode(), "object_name": "Sentiment"}
+    asked = folder(digest, path="serve.py", **changes)
+    return http.put("/v1/services/echo", json={"source": {**source, "folder": asked}})
+
+
+def test_a_service_names_its_folder_whose_contents_stay_for_it(http, platform):
+    first = send(platform, {"serve.py": SERVED, "labels.txt": b"good bad"})
+    answer = deploy(http, first)
+    assert (answer.status_code, answer.json()["folder"]) == (200, "/projects/mine")
+    assert deploy(http, first).json()["revision"] == 1
+    assert deploy(http, first, directory="logs").json()["revision"] == 2
+    second = send(platform, {"serve.py": SERVED, "labels.txt": b"new"})
+    assert deploy(http, second).json()["revision"] == 3
+    evidence = http.get("/v1/workloads/echo/why").json()["evidence"]
+    assert "each replica runs in its own copy of /projects/mine (2 files, 24 B)" in evidence
+    for path in (platform.state_dir / "contents").rglob("?" * 64):
+        age(path)
+    # Of the first one, the list and the labels.
+    assert FolderSweep(platform).sweep(LONG_AGO_S) == 2
+    kept = [second, sha256(SERVED), sha256(b"new")]
+    assert platform.source_store.contents.missing(kept) == []
+    assert "is not here; send it" in sentence(deploy(http, first), 409)
+    http.delete("/v1/services/echo")
+    for path in (platform.state_dir / "contents").rglob("?" * 64):
+        age(path)
+    assert FolderSweep(platform).sweep(LONG_AGO_S) == 3
+
+
+def test_copies_of_replicas_that_were_killed_go_with_a_sweep(http, platform):
+    deploy(http, send(platform, {"serve.py": SERVED}))
+    copies = platform.workload_dir("echo") / "folders"
+    (copies / "echo.0").mkdir(parents=True)
+    (copies / "echo.0.lock").touch()
+    FolderSweep(platform).sweep(LONG_AGO_S)
+    assert list(copies.iterdir()) == []
+
+
+def of_object(house, kind, digest, path, **more):
+    """An object with a folder, as the server has it."""
+    obj = house.cluster.put(kind)
+    found = house.cluster.server[kind, key_of(obj)]
+    found["spec"]["source"]["folder"] = {"sha256": digest, "path": path, "origin": "/projects/mine", **more}
+    return house.cluster.read(kind, key_of(obj))
+
+
 def test_a_platform_of_pods_puts_the_folder_into_its_store_as_one_archive(platform, tmp_path):
     house = House(platform, tmp_path / "store")
     digest = send(platform, {"train.py": b"def fit(ctx):\n    pass\n", "helper.py": b"x = 1\n"})
-    obj = house.cluster.put()
-    key = key_of(obj)
-    asked = {"sha256": digest, "path": "train.py", "directory": "", "origin": "/projects/mine"}
-    annotations = {FOLDER_ANNOTATION: json.dumps(asked)}
-    house.cluster.server["TrainingFunction", key]["metadata"]["annotations"] = annotations
-    job = house.admission.submit_job(house.cluster.read("TrainingFunction", key)).job
+    job = house.admission.submit_job(of_object(house, "TrainingFunction", digest, "train.py")).job
     assert job.entrypoint.folder.sha256 == digest
     kept = WorkloadStore(house.store, job.job_id)
     assert kept.fetch_folder(job.entrypoint.folder, tmp_path / "pod/folder") == tmp_path / "pod/folder/train.py"
     assert sorted(path.name for path in (tmp_path / "pod").rglob("*")) == ["folder", "helper.py", "train.py"]
     platform.source_store.retire(job.job_id, keeps_artifacts=False)
     assert kept.fetch_folder(job.entrypoint.folder, tmp_path / "another/folder") is None
-    house.cluster.server["TrainingFunction", key]["metadata"]["annotations"] = {FOLDER_ANNOTATION: "[1]"}
-    with pytest.raises(InvalidRequest, match="is no folder"):
-        house.admission.submit_job(house.cluster.read("TrainingFunction", key))
+
+
+def test_a_folder_in_an_annotation_of_an_earlier_release_is_read(platform, tmp_path):
+    house = House(platform, tmp_path / "store")
+    asked = {"sha256": send(platform, {"train.py": b"def fit(ctx):\n    pass\n"}), "path": "train.py"}
+    key = key_of(house.cluster.put())
+    for text in (json.dumps(asked), "[1]"):
+        house.cluster.server["TrainingFunction", key]["metadata"]["annotations"] = {FOLDER_ANNOTATION: text}
+        read = house.cluster.read("TrainingFunction", key)
+        if text == "[1]":
+            with pytest.raises(InvalidRequest, match="is no folder"):
+                house.admission.submit_job(read)
+        else:
+            assert house.admission.submit_job(read).job.entrypoint.folder.sha256 == asked["sha256"]
+
+
+def test_a_service_of_pods_has_the_archives_of_its_versions_and_needs_no_content_again(platform, tmp_path):
+    house = House(platform, tmp_path / "store")
+    files = {"serve.py": b"class Echo: ...\n", "labels.txt": b"good"}
+    first, second = send(platform, files), send(platform, {**files, "labels.txt": b"new"})
+
+    def archives():
+        return [key.rpartition("/")[2] for key in house.store.keys("workloads/digits/folder-")]
+
+    house.admission.deploy_service(of_object(house, "InferenceFunction", first, "serve.py"))
+    assert archives() == [f"folder-{first[:16]}.zip"]
+    obj = of_object(house, "InferenceFunction", second, "serve.py")
+    record = house.admission.deploy_service(obj)
+    assert (record.service.revision, archives()) == (2, [f"folder-{second[:16]}.zip"])
+    # Another leader, on another machine, compares the object anew.
+    for path in (platform.state_dir / "contents").rglob("?" * 64):
+        path.unlink()
+    assert house.admission.deploy_service(obj).service.revision == 2
+    house.submissions.remove_service("digits")
+    assert archives() == []
+
+
+def packed(tmp_path, files):
+    """The digest of a folder, and its archive in two parts."""
+    sender = ContentDirectory(tmp_path / "sender")
+    tree = sent_tree(sender, files)
+    write_archive(sender.open, tree, tmp_path / "folder.zip")
+    data = (tmp_path / "folder.zip").read_bytes()
+    return encode_tree(tree)[0], data[:100], data[100:]
+
+
+def test_a_folder_in_config_maps_is_taken_in_whole_or_not_at_all(platform, tmp_path):
+    house = House(platform, tmp_path / "store")
+    digest, first, second = packed(tmp_path, {"serve.py": b"class Echo: ...\n", "labels.txt": b"good"})
+    obj = of_object(house, "InferenceFunction", digest, "serve.py", configMaps=["a", "b"])
+    house.cluster.config_maps = {"a": first}
+    with pytest.raises(SourceMissing, match="names the ConfigMap 'b'"):
+        house.admission.deploy_service(obj)
+    for broken in (b"", b"x" * len(second), second[:-30], first):
+        house.cluster.config_maps["b"] = broken
+        with pytest.raises(InvalidRequest, match="was not sent whole"):
+            house.admission.deploy_service(obj)
+    house.cluster.config_maps["b"] = second
+    another = copy.deepcopy(obj)
+    another["spec"]["source"]["folder"]["sha256"] = "0" * 64
+    with pytest.raises(InvalidRequest, match="another one than was submitted"):
+        house.admission.deploy_service(another)
+    assert house.admission.deploy_service(obj).service.entrypoint.folder.num_files == 2
+    house.cluster.config_maps = {}
+    assert house.admission.deploy_service(obj).service.revision == 1
 
 
 def test_artifacts_in_a_store_are_listed_hashed_and_sent(platform, tmp_path):

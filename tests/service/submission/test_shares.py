@@ -141,7 +141,7 @@ def test_a_share_larger_than_any_memory_is_refused():
 @pytest.mark.parametrize(
     ("each", "workers", "has_pods", "sentence"),
     [
-        (2, 1, True, "on Kubernetes a worker is a pod with one"),
+        (8, 3, True, ""),
         (8, 1, False, "the largest node here has 4; ask for at most --gpu 4"),
         (4, 2, False, "the platform has room for 1; ask for at most --workers 1"),
         (2, 4, False, "the platform has room for 3; ask for at most --workers 3"),
@@ -149,7 +149,7 @@ def test_a_share_larger_than_any_memory_is_refused():
         (1, 9, True, ""),
     ],
 )
-def test_workers_of_several_devices_need_a_node_each(each, workers, has_pods, sentence):
+def test_workers_of_several_devices_need_a_node_each_that_pods_wait_for(each, workers, has_pods, sentence):
     view = SimpleNamespace(nodes=(make_node("a", 4), make_node("b", 3)))
     asked = job_body(options__devices_each=each, options__min_workers=workers, options__max_workers=workers)
     request = JobIn.model_validate_json(json.dumps(asked))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from springtide.core.errors import Conflict, StorageError
-from springtide.storage.folders.contents import ContentDirectory, open_archive, write_archive
+from springtide.core.errors import Conflict, InvalidRequest, StorageError
+from springtide.storage.folders.contents import ContentDirectory, open_archive, take_archive, write_archive
 from springtide.storage.folders.tree import FolderFile, FolderTree, encode_tree
 
 
@@ -93,7 +93,7 @@ def test_an_archive_holds_each_content_once_and_is_the_one_that_was_submitted(
     contents.put(sha256(b"same"), b"same")
     tree = FolderTree((FolderFile("a.py", sha256(b"same"), 4), FolderFile("b.py", sha256(b"same"), 4)))
     path = tmp_path / "folder.zip"
-    write_archive(contents, tree, path)
+    write_archive(contents.open, tree, path)
     with zipfile.ZipFile(path) as archive:
         assert archive.namelist() == ["tree.json", sha256(b"same")]
     with open_archive(path, encode_tree(tree)[0]) as (found, open_content):
@@ -105,3 +105,38 @@ def test_an_archive_holds_each_content_once_and_is_the_one_that_was_submitted(
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(StorageError, match="broken"), open_archive(path, encode_tree(tree)[0]):
         pass
+
+
+@pytest.mark.parametrize(("num_bytes", "data"), [(5, b"wrong"), (5, b"righ"), (4, b"right")])
+def test_what_an_archive_says_of_a_content_is_checked_before_it_is_kept(
+    contents: ContentDirectory, tmp_path: Path, num_bytes: int, data: bytes
+) -> None:
+    path = tmp_path / "folder.zip"
+    digest, listed = encode_tree(FolderTree((FolderFile("a.py", sha256(b"right"), num_bytes),)))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tree.json", listed)
+        archive.writestr(sha256(b"right"), data)
+    with pytest.raises(InvalidRequest, match="was not sent whole"):
+        take_archive(contents, path, digest)
+    assert contents.missing([sha256(b"right"), digest]) == [sha256(b"right"), digest]
+
+
+def test_an_archive_is_taken_in_once(contents: ContentDirectory, tmp_path: Path) -> None:
+    sender, path = ContentDirectory(tmp_path / "sender"), tmp_path / "folder.zip"
+    sender.put(sha256(b"same"), b"same")
+    tree = FolderTree((FolderFile("a.py", sha256(b"same"), 4), FolderFile("b.py", sha256(b"same"), 4)))
+    digest = encode_tree(tree)[0]
+    write_archive(sender.open, tree, path)
+    assert not contents.has_folder(digest)
+    take_archive(contents, path, digest)
+    assert contents.has_folder(digest)
+    contents.discard(sha256(b"same"))
+    assert not contents.has_folder(digest)
+
+
+def test_an_archive_of_too_many_bytes_is_not_written_to_its_end(contents: ContentDirectory, tmp_path: Path) -> None:
+    data = os.urandom(5 << 20)
+    contents.put(sha256(data), data)
+    tree = FolderTree((FolderFile("a.bin", sha256(data), len(data)),))
+    write_archive(contents.open, tree, tmp_path / "folder.zip", max_bytes=100_000)
+    assert 100_000 < (tmp_path / "folder.zip").stat().st_size < 3 << 20

@@ -60,6 +60,8 @@ class Replica(Generic[Handle]):
     suspect_ticks: int | None = None
     host: str = ""
 
+    # It has said itself what its start waits for.
+    is_preparing: bool = False
     is_ready: bool = False
     address: str = ""
     step: int = 0

@@ -172,6 +172,7 @@ class Reports(Generic[Handle]):
 
     @_take.register
     def _(self, report: wire.Preparing, replica: Replica[Handle]) -> None:
+        replica.is_preparing = bool(report.reason)
         if not report.reason:
             # The program that it becomes says Hello once it has imported what it needs.
             replica.phase, replica.born_at_s = MemberPhase.SPAWNING, time.monotonic()

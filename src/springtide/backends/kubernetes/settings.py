@@ -35,6 +35,8 @@ TERM_LABEL = f"{GROUP}/term"
 REPLICA_ANNOTATION = f"{GROUP}/replica-id"
 WORKLOAD_ANNOTATION = f"{GROUP}/workload-id"
 DEVICE_ANNOTATION = f"{GROUP}/device"
+# The further devices of a worker that holds several: their ids, separated by commas.
+MORE_DEVICES_ANNOTATION = f"{GROUP}/more-devices"
 SHARE_ANNOTATION = f"{GROUP}/share"
 DEVICE_INDEX_ANNOTATION = f"{GROUP}/device-index"
 # Annotations of nodes, written by the operator or a discovery daemon.

@@ -23,7 +23,7 @@ from springtide.backends.local.members import ProcessHandle, Worker
 from springtide.backends.local.recovery import Recovery
 from springtide.backends.local.shares.slots import ShareSlots
 from springtide.backends.local.watch import MAX_LOG_BYTES, SilenceMonitor
-from springtide.backends.local.zygote import ZygoteClient
+from springtide.backends.local.zygote import CODE, ZygoteClient, code_stamp, has_stamp
 from springtide.backends.processes import live_stat
 from springtide.backends.sockets import listen, remove_outside, socket_directory
 from springtide.core.actions import Action
@@ -208,10 +208,12 @@ class LocalExecutor:
     # --- on the I/O thread -----------------------------------------------------------------------------------------
 
     def _make_zygote(self, socket_path: Path) -> ZygoteClient:
+        # One that an earlier release started would fork workers that run the code of that release.
+        stamp, fits = code_stamp(), self._shares.gpu.is_usable
         return ZygoteClient(
             self._reactor,
             self._zygote_command,
-            worker_environment() | {"OMP_NUM_THREADS": "1", **self._shares.gpu.additions},
+            worker_environment() | {"OMP_NUM_THREADS": "1", CODE: stamp, **self._shares.gpu.additions},
             socket_path,
             self._state_dir / "zygote.log",
             on_spawned=self._launcher.spawned,
@@ -219,7 +221,7 @@ class LocalExecutor:
             on_failed=self._launcher.failed,
             on_request_lost=self._launcher.request_lost,
             on_stray=self._launcher.stray,
-            is_usable=self._shares.gpu.is_usable,
+            is_usable=lambda pid: has_stamp(pid, stamp) and fits(pid),
         )
 
     def _make_shares(self, nodes: Sequence[Node]) -> ShareSlots:

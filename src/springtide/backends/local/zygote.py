@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import springtide
 from springtide.backends.control_channel.reactor import FramedConnection, Reactor, Timer
 from springtide.backends.processes import ProcessIdentity, identify, last_line, live_stat, reap, spawn_detached
 from springtide.core.errors import BackendError
@@ -17,6 +20,8 @@ from springtide.core.workload import ReplicaId
 
 _log = logging.getLogger(__name__)
 
+# The variable of its environment that says which code a zygote runs.
+CODE = "SPRINGTIDE_CODE"
 CONNECT_INTERVAL_S = 0.05
 # Seconds. A zygote imports torch first: that takes seconds on an idle machine, a minute on an overloaded one.
 START_TIMEOUT_S = 120.0
@@ -248,3 +253,21 @@ class ZygoteClient:
         self.kill()
         if self._connection is not None:
             self._connection.close("it did not answer in time")
+
+
+def code_stamp() -> str:
+    """What changes whenever another interpreter or other files of this package are used: a digest of 32 digits."""
+    root = Path(springtide.__file__).parent
+    digest = hashlib.blake2b(f"{sys.executable} {springtide.__version__} {root}".encode(), digest_size=16)
+    for path in sorted(root.rglob("*.py")):
+        seen = path.stat()
+        digest.update(f"{path.relative_to(root)} {seen.st_size} {seen.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def has_stamp(pid: int, stamp: str) -> bool:
+    """Whether a process was started with this stamp in its environment; False where that cannot be read."""
+    try:
+        return f"{CODE}={stamp}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False

@@ -13,8 +13,9 @@ import click
 
 from springtide.cli.jobs.flags import given_keywords, option_flags
 from springtide.cli.jobs.in_cluster import K8S, check_cluster_options, cluster_options, deploy_in_cluster
+from springtide.cli.jobs.job_options import folder_options, folder_wish, imported
 from springtide.cli.jobs.variables import ask_secrets
-from springtide.cli.loading import find_service, import_file, split_target
+from springtide.cli.loading import find_service, split_target
 from springtide.cli.session import Session, common_options
 from springtide.cli.tables.shares import held_line
 from springtide.client.functions import ServeFunction, deploy_service
@@ -32,6 +33,7 @@ _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boo
 @click.command()
 @click.argument("target", metavar="FILE[:CLASS]")
 @option_flags(SERVICE_OPTIONS, "deploy")
+@folder_options
 @click.option("--on", "place", type=click.Choice([K8S]), help="As an object of a Kubernetes cluster.")
 @cluster_options
 @common_options
@@ -39,7 +41,8 @@ _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boo
 def deploy(session: Session, /, target: str, **options: Any) -> None:
     """Serve FILE's class; replaces the service of that name without dropping a request."""
     path, object_name = split_target(target)
-    served = find_service(import_file(path), path, object_name)
+    folder = folder_wish(options)
+    served = find_service(imported(path, folder), path, object_name)
     check_cluster_options(options, options["place"])
     given = given_keywords(SERVICE_OPTIONS, "deploy", options)
     if "share" in given:
@@ -49,9 +52,12 @@ def deploy(session: Session, /, target: str, **options: Any) -> None:
     if secrets := ask_secrets(asked.values["secrets"], os.environ, may_ask=session.may_ask):
         asked = asked.override({"secrets": secrets})
     if options["place"] == K8S:
-        deploy_in_cluster(session, served, asked, namespace=options["namespace"] or "", image=options["image"] or "")
+        where, image = options["namespace"] or "", options["image"] or ""
+        deploy_in_cluster(session, served, asked, namespace=where, image=image, folder=folder)
         return
-    handle = deploy_service(served.source(), asked, served.name, session.client, on_progress=session.note)
+    handle = deploy_service(
+        served.source(), asked, served.name, session.client, on_progress=session.note, folder=folder
+    )
     service = _wait_deployed(session, handle.name)
     if service.state == "FAILED":
         session.answer(

@@ -22,7 +22,7 @@ from springtide.cli.jobs.job_options import (
 )
 from springtide.cli.jobs.offers import alternative_text, refusal_text
 from springtide.cli.jobs.profiled import check_profile, profiled_request
-from springtide.cli.jobs.progress import JobWatcher, can_redraw, display, follow
+from springtide.cli.jobs.progress import JobWatcher, can_redraw, display, follow, follow_script
 from springtide.cli.session import Session, common_options, refuse
 from springtide.cli.tables.shares import held_line
 from springtide.cli.tables.statuses import final_line
@@ -58,13 +58,13 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
     if warning := library_warning(asked):
         session.note(warning)
     check_cluster_options(options, options["on"])
+    folder = folder_wish(options)
     if options["on"] == K8S:
         if profile is not None:
             refuse("--profile is for a platform that is asked over REST; leave it out with --on k8s")
         where, image = options["namespace"] or "", options["image"] or ""
-        run_in_cluster(session, asked, namespace=where, image=image, is_detached=options["detach"])
+        run_in_cluster(session, asked, namespace=where, image=image, is_detached=options["detach"], folder=folder)
         return
-    folder = folder_wish(options)
     if profile is None or takes_layers(asked):
         handle = submit_job(
             asked.source,
@@ -94,17 +94,16 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
 
 
 def watch(session: Session, handle: JobHandle, *, is_script: bool) -> None:
-    """Show the job until it ends, then how it ended. Ctrl-C detaches. Exit code 1 unless it succeeded."""
+    """Show the job, and what a script writes, until it ends, then how it ended. Ctrl-C detaches. Exit code 1 unless it
+    succeeded."""
     live = not session.as_json and can_redraw()
     watcher = JobWatcher()
     try:
-        if is_script:
-            # The platform does not see a script's steps, so its output is shown as progress.
-            for line in handle.logs(follow=True):
-                session.note(line.rstrip("\n"))
-            live = False
         with display(live=live, to_stderr=session.as_json) as shown:
-            job = follow(session.client, handle.id, shown, watcher=watcher)
+            if is_script:
+                job = follow_script(session.client, handle.id, shown, watcher=watcher)
+            else:
+                job = follow(session.client, handle.id, shown, watcher=watcher)
     except KeyboardInterrupt:
         session.note(f"\ndetached; {handle.id} goes on\n{_reattach(handle.id)}")
         raise click.exceptions.Exit(0) from None

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from springtide.backends.kubernetes.client.kinds import Key, Object, key_of
+from springtide.backends.kubernetes.resources.from_object import FOLDER_PART_BYTES, MAX_FOLDER_PARTS
 from springtide.cli.jobs.job_options import JobRequest
 from springtide.cli.session import Session
 from springtide.cli.tables.columns import count
 from springtide.cli.tables.story import workers_text
+from springtide.client.folders.choice import FolderWish, with_code
+from springtide.client.folders.send import pack_folder
 from springtide.client.functions import ServeFunction
+from springtide.client.requirements import pod_requirements
 from springtide.client.secret_values import secret_values
 from springtide.client.serving_goals import ServeOptions
+from springtide.client.sources.source import SourceFile
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import format_duration
 from springtide.core.workload import JobState
 
 if TYPE_CHECKING:
-    from springtide.client.kubernetes import ClusterClient
+    from springtide.client.kubernetes import ClusterClient, PackedFolder
 
 K8S = "k8s"
 # A running control plane sets an object's status within a second.
@@ -51,14 +58,23 @@ def check_cluster_options(options: Mapping[str, Any], place: str | None) -> None
             raise InvalidRequest(f"--{name} is for a run in a cluster; add --on k8s")
 
 
-def run_in_cluster(session: Session, asked: JobRequest, *, namespace: str, image: str, is_detached: bool) -> None:
+def run_in_cluster(
+    session: Session, asked: JobRequest, *, namespace: str, image: str, is_detached: bool, folder: FolderWish = None
+) -> None:
     """Create the job's object and watch it until the job has ended. Exit code 1 unless it succeeded."""
     from springtide.client.kubernetes import ClusterClient, training_object
 
-    obj = training_object(asked.source, asked.options, asked.name, namespace=namespace, container=_container(image))
+    options = asked.options
+    if packages := pod_requirements(options.values["requirements"], asked.source, folder):
+        options = options.override({"requirements": packages})
+    packed, source = _packed(session, asked.source, folder)
+    has_folder = packed is not None
+    obj = training_object(
+        source, options, asked.name, namespace=namespace, container=_container(image), has_folder=has_folder
+    )
     with ClusterClient() as cluster:
         obj["metadata"].setdefault("namespace", cluster.namespace)
-        made = cluster.create(obj, secret_values(asked.options.values["secrets"]))
+        made = cluster.create(obj, secret_values(asked.options.values["secrets"]), packed)
         key = key_of(made)
         name = f"trainingfunction/{key.name}"
         if is_detached:
@@ -81,7 +97,13 @@ def run_in_cluster(session: Session, asked: JobRequest, *, namespace: str, image
 
 
 def deploy_in_cluster(
-    session: Session, served: ServeFunction[Any], options: ServeOptions, *, namespace: str, image: str
+    session: Session,
+    served: ServeFunction[Any],
+    options: ServeOptions,
+    *,
+    namespace: str,
+    image: str,
+    folder: FolderWish = None,
 ) -> None:
     """Apply the service's object and wait until its newest revision answers, it sleeps, or no device is free for it.
 
@@ -89,10 +111,17 @@ def deploy_in_cluster(
     """
     from springtide.client.kubernetes import ClusterClient, inference_object
 
-    obj = inference_object(served.source(), options, served.name, namespace=namespace, container=_container(image))
+    source = served.source()
+    if packages := pod_requirements(options.values["requirements"], source, folder):
+        options = options.override({"requirements": packages})
+    packed, source = _packed(session, source, folder)
+    has_folder = packed is not None
+    obj = inference_object(
+        source, options, served.name, namespace=namespace, container=_container(image), has_folder=has_folder
+    )
     with ClusterClient() as cluster:
         obj["metadata"].setdefault("namespace", cluster.namespace)
-        applied = cluster.apply(obj, secret_values(options.values["secrets"]))
+        applied = cluster.apply(obj, secret_values(options.values["secrets"]), packed)
         key = key_of(applied.object)
         session.note(f"inferencefunction/{key.name} {applied.verb} in {key.namespace}")
         now = _watch_service(session, cluster, applied.object, key)
@@ -103,6 +132,18 @@ def deploy_in_cluster(
     session.answer(now, text.rstrip(), _later("inferencefunction", key))
     if is_refused or status.get("state") in (None, "FAILED", "REFUSED"):
         raise click.exceptions.Exit(1)
+
+
+def _packed(session: Session, source: SourceFile, wish: FolderWish) -> tuple[PackedFolder | None, SourceFile]:
+    """The folder that travels with a source, and the source with the texts of what it imports from there."""
+    from springtide.client.kubernetes import PackedFolder
+
+    with tempfile.TemporaryDirectory(prefix="springtide-folder-") as made:
+        path = Path(made, "folder.zip")
+        most = MAX_FOLDER_PARTS * FOLDER_PART_BYTES
+        sent = pack_folder(source, wish, path, max_bytes=most, on_progress=session.note)
+        packed = None if sent is None else PackedFolder(sent, path.read_bytes())
+    return packed, source if packed is None else with_code(source, wish, has_pods=True)
 
 
 class Watcher:

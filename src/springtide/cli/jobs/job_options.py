@@ -49,11 +49,11 @@ def asked_options(command: CommandT) -> CommandT:
 
 
 def folder_options(command: CommandT) -> CommandT:
-    """A decorator that adds the options of the folder that travels with the job."""
+    """A decorator that adds the options of the folder that travels with a job or a service."""
     command = click.option(
         "--no-folder", is_flag=True, help="Send the file alone; neighbours are read where they are."
     )(command)
-    text = "The folder that travels with the job. [default: the file's, or its project's if its imports need that]"
+    text = "The folder that travels along. [default: the file's, or its project's if its imports need that]"
     return click.option("--folder", metavar="PATH", help=text)(command)
 
 
@@ -69,15 +69,10 @@ def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any])
     path, object_name = split_target(target)
     wish = folder_wish({"folder": None, "no_folder": False, **given})
     if given["on"] == "k8s":
-        if wish is not None:
-            refuse(
-                "--folder and --no-folder are for a platform that is asked over REST; an object of a cluster holds the "
-                "file and what it imports from its folder"
-            )
         # A job like any other; only the way to the platform is another one.
-        given, wish = {**given, "on": None}, False
+        given = {**given, "on": None}
     overrides = _overrides(given)
-    found = find_training(_imported(path, wish), path, object_name) if uses_springtide(path) else None
+    found = find_training(imported(path, wish), path, object_name) if uses_springtide(path) else None
     if found is not None:
         if script_args:
             refuse(f"{path.name} has a training function, which takes no script arguments; use --param name=value")
@@ -85,7 +80,11 @@ def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any])
         source, name = found.source(), found.name or name_from(found.source().object_name)
     else:
         if object_name:
-            refuse(f"{path.name} has no training function {object_name!r}: it does not import springtide")
+            refuse(
+                f"{path.name} has no training function {object_name!r}: it does not import springtide; write "
+                f"`import springtide as st` and put @st.train above {object_name}(ctx), or run the whole file: "
+                f"springtide run {path.name}"
+            )
         library = _check_script(path, overrides)
         changed = TrainOptions(workers=1).override(overrides)
         source, name = read_source(path, "", "script", script_args, library), name_from(path.stem)
@@ -114,7 +113,7 @@ def library_warning(asked: JobRequest) -> str:
     return f"warning: {told}; where it is installed so, the job runs as a plain script with one worker" if told else ""
 
 
-def _imported(path: Path, wish: FolderWish) -> ModuleType:
+def imported(path: Path, wish: FolderWish) -> ModuleType:
     """The file, imported as a worker does that has the folder."""
     folder = chosen_folder(path, path.read_text(encoding="utf-8", errors="replace"), wish)
     return import_file(path, () if folder is None else import_roots(path, folder))

@@ -34,7 +34,7 @@ def options_table(options: Sequence[QuoteOption]) -> str:
         (
             f"{option.name} ->" if option.name == "chosen" else option.name,
             str(option.workers),
-            str(option.batch_per_worker),
+            UNKNOWN if option.batch_per_worker is None else str(option.batch_per_worker),
             times(option.finish_s),
             dollars(option.cost_usd),
             option.verdict,

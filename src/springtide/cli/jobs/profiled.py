@@ -60,6 +60,7 @@ def profiled_request(session: Session, asked: JobRequest, path: Path, folder: Fo
     options["step_profile"] = msgspec.to_builtins(profile.step)
     options.setdefault("num_samples", profile.num_samples)
     has_pods = status.cluster is not None
-    options = with_packages(options, asked.options.values["requirements"], source, has_pods=has_pods)
+    wanted = asked.options.values["requirements"]
+    options = with_packages(options, wanted, source, has_pods=has_pods, folder=folder)
     sent = with_code(source, folder, has_pods=has_pods)
     return {"name": validate_name(asked.options.values["name"] or asked.name), "source": sent, "options": options}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ _POLL_S = 0.25
 _PLAIN_LINE_S = 2.0
 # How long to tolerate a platform that does not answer; a restart takes less, and workers train on meanwhile.
 _PATIENCE_S = 30.0
+# How long the rest of a script's output may take after its end.
+_OUTPUT_S = 10.0
 
 
 class JobWatcher:
@@ -97,6 +100,10 @@ class Display(Protocol):
         """Show an event on a line that stays."""
         ...
 
+    def output(self, line: str) -> None:
+        """Show a line that the job wrote; from another thread than the others are called from."""
+        ...
+
 
 class PlainDisplay:
     """Plain lines: every event, and progress if it changed, at most every two seconds."""
@@ -118,6 +125,10 @@ class PlainDisplay:
     def event(self, line: str) -> None:
         """Print the event at once."""
         self._write(f"  {line}")
+
+    def output(self, line: str) -> None:
+        """Print the line as it is."""
+        self._write(line)
 
 
 class _LiveDisplay:
@@ -144,6 +155,10 @@ class _LiveDisplay:
     def event(self, line: str) -> None:
         """Print the event above the line."""
         self._console.print(terminal.rich_text(f"  {line}"))
+
+    def output(self, line: str) -> None:
+        """Print the line as it is, above the line that changes."""
+        self._console.print(terminal.rich_text(line))
 
 
 @contextmanager
@@ -172,10 +187,13 @@ def follow(
     shown: Display,
     sleep: Callable[[float], None] = time.sleep,
     watcher: JobWatcher | None = None,
+    *,
+    has_output: bool = False,
 ) -> JobStatus:
     """Show the job until it has ended and return its last status; tolerates a restart of the platform.
 
-    Raises BackendError if the platform does not answer for 30 s. KeyboardInterrupt passes through.
+    With `has_output`, what it writes shows that it runs, until it reports steps. Raises BackendError if the platform
+    does not answer for 30 s. KeyboardInterrupt passes through.
     """
     watcher = watcher or JobWatcher()
     patience_s = _PATIENCE_S
@@ -195,5 +213,26 @@ def follow(
             shown.event(line)
         if JobState(job.state).is_terminal:
             return job
-        shown.update(job)
+        if job.has_steps or job.state != JobState.RUNNING or not has_output:
+            shown.update(job)
         sleep(_POLL_S)
+
+
+def follow_script(client: Client, job_id: str, shown: Display, watcher: JobWatcher) -> JobStatus:
+    """`follow`, and show beside it all that the script writes.
+
+    Raises BackendError if the platform does not answer for 30 s. KeyboardInterrupt passes through.
+    """
+
+    def show_output() -> None:
+        try:
+            for line in client.logs(job_id, follow=True):
+                shown.output(line.rstrip("\n"))
+        except BackendError as error:
+            shown.event(f"its output is shown no further ({error}): springtide logs {job_id} -f")
+
+    output = threading.Thread(target=show_output, daemon=True)
+    output.start()
+    job = follow(client, job_id, shown, watcher=watcher, has_output=True)
+    output.join(_OUTPUT_S)
+    return job

@@ -414,7 +414,8 @@ def _workers_text(job: JobStatus, workers: str) -> str:
     allowed = _allowed(job)
     if JobState(job.state).is_terminal:
         return f"{workers or '-'}  ({allowed} allowed)"
-    now = f"{job.num_workers} of {allowed}  generation {job.generation}"
+    each = f", {job.devices_each} devices each" if job.devices_each > 1 else ""
+    now = f"{job.num_workers} of {allowed}{each}  generation {job.generation}"
     return f"{now}  ({workers})" if workers else now
 
 
@@ -445,6 +446,7 @@ def service_details(service: ServiceStatus) -> str:
             f"{service.num_ready} ready, {service.num_starting} starting, {allowed} allowed",
         ),
         *environment_pairs(service),
+        ("folder", f"in each replica, a copy of {service.folder}" if service.folder else ""),
         *share_pairs(service),
         *scaling_pairs(service),
         ("load", f"{service.arrivals_per_s:.1f} requests/s, {service.in_flight} in flight, {service.queued} queued"),

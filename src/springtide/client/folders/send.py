@@ -1,4 +1,4 @@
-"""Sending the folder of a job: the platform says which contents it lacks, and those are sent before the job is."""
+"""Sending the folder of a job or a service: the platform says which contents it lacks; those are sent first."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -18,8 +20,9 @@ from springtide.client.folders.scan import OWN_IGNORE, FoundFile, FoundFolder, s
 from springtide.client.sources.source import SentFolder, SourceFile
 from springtide.core.errors import Conflict, InvalidRequest
 from springtide.core.quantities import format_bytes
-from springtide.core.status.platform import JobStatus
-from springtide.storage.folders.tree import FolderFile, FolderTree, check_amount, encode_tree
+from springtide.core.status.platform import JobStatus, ServiceStatus
+from springtide.storage.folders.contents import write_archive
+from springtide.storage.folders.tree import FolderFile, FolderTree, check_amount, encode_tree, largest
 
 if TYPE_CHECKING:
     from springtide.client.api import Client
@@ -30,8 +33,10 @@ _BODY_BYTES = 8 << 20
 _SEND_TIMEOUT_S = 300.0
 _TELL_EVERY_S = 1.0
 _ATTEMPTS = 3
+_ADVICE = f"; leave files out in {OWN_IGNORE}, or name another folder with --folder, or none with --no-folder"
 
 Tell = Callable[[str], None]
+StatusT = TypeVar("StatusT")
 
 
 class _Changed(Exception):
@@ -68,23 +73,34 @@ def submit_with_folder(
     travels, and about what takes longer than a second, are passed to `on_progress`. Raises like Client.submit_job, and
     InvalidRequest for a folder that is too large.
     """
-    source: SourceFile = request["source"]
-    location = source.location
-    folder = None if location is None else chosen_folder(location, source.text, wish)
-    if location is None or folder is None:
-        if location is not None and wish is None:
-            on_progress(f"{location.name} travels alone: {location.parent} holds too much; --folder names a folder")
-        return client.submit_job(**request)
-    path = location.relative_to(folder).as_posix()
-    found = scan(folder, path)
-    files = (0 if file.path == path else file.stat.st_size for file in found.files)
-    on_progress(f"{folder} travels with the job: {_amount(len(found.files), sum(files) + len(source.text))}")
-    for note in found.notes():
-        on_progress(f"  {note}")
+    return _with_folder(client, request["source"], partial(client.submit_job, **request), wish, on_progress, "job")
+
+
+def deploy_with_folder(
+    client: Client, request: dict[str, Any], wish: FolderWish = None, on_progress: Tell = lambda line: None
+) -> ServiceStatus:
+    """Send the folder, then deploy the service: as submit_with_folder, with the arguments of Client.deploy_service."""
+    ask = partial(client.deploy_service, **request)
+    return _with_folder(client, request["source"], ask, wish, on_progress, "service")
+
+
+def _with_folder(
+    client: Client,
+    source: SourceFile,
+    ask: Callable[..., StatusT],
+    wish: FolderWish,
+    on_progress: Tell,
+    what: str,
+) -> StatusT:
+    """Call `ask`, with the folder as its keyword `folder` if one travels, which the platform has then."""
+    chosen = _found_folder(source, wish, on_progress, f"the {what}")
+    if chosen is None:
+        return ask()
+    folder, path, found = chosen
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             sent, _ = _send(client, folder, path, source.text, found, on_progress)
-            return client.submit_job(**request, folder=sent)
+            return ask(folder=sent)
         except _Changed as changed:
             if attempt == _ATTEMPTS:
                 raise InvalidRequest(
@@ -98,12 +114,60 @@ def submit_with_folder(
     raise AssertionError("the last attempt returns or raises")
 
 
+def pack_folder(
+    source: SourceFile, wish: FolderWish, path: Path, *, max_bytes: int, on_progress: Tell
+) -> SentFolder | None:
+    """Write the archive of the folder that travels with a source to `path`; None, and no archive, if none travels.
+
+    Arguments as for submit_with_folder. Raises InvalidRequest, also for an archive of more than `max_bytes`.
+    """
+    chosen = _found_folder(source, wish, on_progress, "it")
+    if chosen is None:
+        return None
+    folder, main, found = chosen
+    try:
+        tree = _pack(_hash(folder, main, source.text, found, _Progress(on_progress)), path, max_bytes)
+    except _Changed as changed:
+        raise InvalidRequest(f"{changed} in {folder} changed while it was read; try again") from None
+    if path.stat().st_size > max_bytes:
+        sizes = {file.path: file.num_bytes for file in tree.files}
+        raise InvalidRequest(
+            f"{folder} has more than {format_bytes(max_bytes)} when it is compressed, and objects of a cluster take no "
+            f"more; the largest: {largest(sizes)}{_ADVICE}, or submit it over the platform's REST API"
+        )
+    sha256 = encode_tree(tree)[0]
+    return SentFolder(sha256=sha256, path=main, directory=_working_directory(folder), origin=str(folder))
+
+
+def _pack(hashed: _Hashed, path: Path, max_bytes: int) -> FolderTree:
+    by_digest = {file.sha256: file for file in hashed.tree.files}
+    write_archive(lambda sha256: BytesIO(hashed.read(by_digest[sha256])), hashed.tree, path, max_bytes=max_bytes)
+    return hashed.tree
+
+
+def _found_folder(
+    source: SourceFile, wish: FolderWish, on_progress: Tell, what: str
+) -> tuple[Path, str, FoundFolder] | None:
+    """The folder that travels with a source, the source's path in it, and its files; None if none travels."""
+    location = source.location
+    folder = None if location is None else chosen_folder(location, source.text, wish)
+    if location is None or folder is None:
+        if location is not None and wish is None:
+            on_progress(f"{location.name} travels alone: {location.parent} holds too much; --folder names a folder")
+        return None
+    path = location.relative_to(folder).as_posix()
+    found = scan(folder, path)
+    files = (0 if file.path == path else file.stat.st_size for file in found.files)
+    on_progress(f"{folder} travels with {what}: {_amount(len(found.files), sum(files) + len(source.text))}")
+    for note in found.notes():
+        on_progress(f"  {note}")
+    return folder, path, found
+
+
 def _send(
     client: Client, folder: Path, path: str, text: str, found: FoundFolder, on_progress: Tell
 ) -> tuple[SentFolder, int]:
     """Send what the platform lacks of a folder; returns it and how many contents were sent. Raises _Changed."""
-    advice = f"; leave files out in {OWN_IGNORE}, or name another folder with --folder, or none with --no-folder"
-    check_amount(((file.path, file.stat.st_size) for file in found.files), advice=advice)
     progress = _Progress(on_progress)
     hashed = _hash(folder, path, text, found, progress)
     sha256, listed = encode_tree(hashed.tree)
@@ -124,6 +188,8 @@ def _send(
 
 
 def _hash(folder: Path, path: str, text: str, found: FoundFolder, progress: _Progress) -> _Hashed:
+    """The folder with the digests of its files. Raises InvalidRequest for more than may travel."""
+    check_amount(((file.path, file.stat.st_size) for file in found.files), advice=_ADVICE)
     progress.begin("read", sum(file.stat.st_size for file in found.files))
     main = text.encode()
     files = hash_files(folder, (file for file in found.files if file.path != path), progress.add)

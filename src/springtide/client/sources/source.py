@@ -122,10 +122,10 @@ def refuse_while_importing(path: str, verb: str) -> None:
 
 
 def state_directory_around(path: str) -> Path | None:
-    """The state directory if `path` is a submitted copy (in <state>/workloads/<id>/source or folder), else None."""
+    """The state directory if `path` is in a submitted copy (below <state>/workloads/<id>), else None."""
     folders = Path(path).resolve().parents
     for source, _, workloads, state in zip(folders, folders[1:], folders[2:], folders[3:], strict=False):
-        if source.name in ("source", "folder") and workloads.name == "workloads":
+        if source.name in ("source", "folder", "folders") and workloads.name == "workloads":
             return state
     return None
 

@@ -373,10 +373,11 @@ class _QuoteBuilder:
         verdict = self._option_verdict(finish, cost)
         if lost >= _NOTABLE_COMMUNICATION:
             verdict = f"{verdict} (communication takes {100 * lost:.0f} %)".strip()
+        samples = math.ceil(self._job.global_batch_size / max(1, num_workers))
         return QuoteOption(
             name=name,
             workers=num_workers,
-            batch_per_worker=math.ceil(self._job.global_batch_size / max(1, num_workers)),
+            batch_per_worker=None if self._job.has_own_batch else samples,
             finish_s=finish,
             cost_usd=cost,
             communication_fraction=lost,

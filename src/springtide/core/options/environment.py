@@ -41,7 +41,6 @@ ENVIRONMENT_OPTIONS: Final[Table] = (
             "secrets", "such variables whose values are kept apart from the journal and told nowhere", default={}
         ),
     ),
-    # In a cluster a workload's packages are those of its image.
     Option(
         name="requirements",
         kind=Requirements(),
@@ -52,7 +51,12 @@ ENVIRONMENT_OPTIONS: Final[Table] = (
             "Python packages of an environment of its own, which is made once: lines of a requirements file",
             examples=(["einops==0.8.1"],),
         ),
+        object=ObjectField(
+            "requirements",
+            "Python packages beside those of the image: lines of a requirements file, which each pod installs.",
+        ),
     ),
+    # In a cluster the interpreter is that of the image.
     Option(
         name="python",
         kind=Interpreter(),

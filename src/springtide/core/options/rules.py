@@ -33,9 +33,9 @@ ONLY_DECLARED: Final = (
     "only a declared job can be cut into stages for functions; write it as st.Task(model=..., dataset=..., loss=..., "
     "optimizer=...), as examples/functions_digits.py does"
 )
-NO_PACKAGES_IN_PODS: Final = (
-    "requirements and python are for a platform of one machine; on Kubernetes the packages of a workload are those of "
-    "its image: build one with them (FROM the platform's) and name it, with --image or container.image"
+NO_PYTHON_IN_PODS: Final = (
+    "python names an interpreter of the platform's machine; on Kubernetes the interpreter is that of the image: build "
+    "one with it (FROM the platform's) and name it, with --image or container.image; requirements are possible there"
 )
 _DEFAULT_BATCH: Final = (32, 32)
 _OF_ENVIRONMENTS: Final = ("env", "secrets", "requirements", "python")

@@ -57,7 +57,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     `place_reason` why it runs there, if that was left to the platform.
     `search` is set where its configuration is searched for, `stream` where its dataset grows. `batch_schedule` says
     from which epoch on a step has how many samples, `study` which search over jobs it is a trial of. `share` is what
-    each of its workers is to hold of a device (None: the whole), `enforced` what enforces that. `pods` are those of its
+    each of its workers is to hold of a device (None: the whole), `enforced` what enforces that, `devices_each` how many
+    devices each holds. `pods` are those of its
     replicas, on Kubernetes. `resize_reason` is the part of `reason` that says why the number of
     workers changed; empty where `reason` is about something else. `stalled_since_s` is when the last step was seen of a
     job that has gone without one for too long; None for others. `env` and `secrets` name the variables that its
@@ -137,6 +138,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = ""
     directory: str = ""
     library: str = ""
+    devices_each: int = 1
     exact_passes: str = ""
 
     @property
@@ -153,6 +155,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """An inference service. `share`, `enforced`, `pods`, `env`, `secrets`, `packages` and `python` are as in JobStatus.
 
+    `folder` is where the folder was, of which each replica works in a copy of its own (empty: it has none).
     `capacity_per_s` is what one replica answers within the objective, `wanted_replicas` how many the co-scaler wants
     by it. `cold_start_s` is what the newest start was made of: seconds by phase (`schedule`, `spawn`, `import`, `load`
     of the replica, and `first_answer`, from ready to the first answer that went out). `rolled_back` says which version
@@ -190,6 +193,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     python: str = ""
+    folder: str = ""
 
 
 class DeviceHolder(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,11 +47,12 @@ class QuoteOption(msgspec.Struct, frozen=True, kw_only=True):
     """A way to run the job: on `workers` from now to its end, if it gets them.
 
     `communication_fraction` is the part of the devices' time that does not go into samples: 1 - speedup / workers.
+    `batch_per_worker` is None for a script, whose batch is its own matter.
     """
 
     name: OptionName
     workers: int
-    batch_per_worker: int
+    batch_per_worker: int | None
     finish_s: Range
     cost_usd: Range
     communication_fraction: float

@@ -10,13 +10,13 @@ import copy
 import hashlib
 import os
 import random
+import selectors
 import signal
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,9 +159,8 @@ class BatchLoader:
         except Exception as error:
             if self._has_processes:
                 processes = self._fetched._workers  # type: ignore[attr-defined]
-                if isinstance(error, ConnectionError | EOFError) and not str(error).startswith("Caught "):
-                    # Its pipe closes before its exit is known; what the dataset raised begins with "Caught".
-                    wait([process.sentinel for process in processes], timeout=5.0)
+                if _is_of_pipe(error):
+                    _wait_for_end([process.sentinel for process in processes])
                 codes = [process.exitcode for process in processes]
                 if any(codes):
                     raise LoaderProcessLost(
@@ -172,6 +171,21 @@ class BatchLoader:
                 last = str(error).strip().rpartition("\n")[2]
                 raise SampleError(f"the DataLoader could not read a sample: {last}") from error
             raise
+
+
+def _is_of_pipe(error: Exception) -> bool:
+    """Whether reading from a process failed; what a dataset raised there comes with a text and without a number."""
+    return (isinstance(error, ConnectionError) and error.errno is not None) or (
+        isinstance(error, EOFError) and not error.args
+    )
+
+
+def _wait_for_end(sentinels: Sequence[int]) -> None:
+    """Wait for the exit of one of these processes, at most 5 s: its pipe closes before its exit code is known."""
+    with selectors.DefaultSelector() as ends:
+        for sentinel in sentinels:
+            ends.register(sentinel, selectors.EVENT_READ)
+        ends.select(5.0)
 
 
 class LoaderProcessLost(RuntimeError):

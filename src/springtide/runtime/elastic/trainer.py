@@ -132,7 +132,8 @@ class Trainer:
         self.membership.prepare = self._method.warm
         self._link.update(is_ready=True)
         phases_s = self._link.phases.ended("load")
-        self._link.send(Ready(phases_s=phases_s, device_seen=device_seen(self._spec.device_kind)))
+        seen = device_seen(self._spec.device_kind, self._spec.num_devices)
+        self._link.send(Ready(phases_s=phases_s, device_seen=seen))
         self._enter_next()
 
     def start(self, num_samples: int, order: SampleOrder | None = None) -> None:

@@ -35,6 +35,8 @@ PINNED: Final = ("torch", "springtide")
 _COMPLETE = "complete"
 _KEPT_LINES = 200
 _MOST_TOLD = 6
+# What pip says each time that it is about to ask an index again, which did not answer.
+_RETRYING = "WARNING: Retrying ("
 _ASK = "import json, site, sys; print(json.dumps([list(sys.version_info[:2]), sys.implementation.name, sys.prefix]))"
 
 
@@ -52,10 +54,14 @@ class MadeEnvironment:
 
 
 class EnvironmentCache:
-    """The environments in one directory, at most `max_bytes` of them: those that were used least lately go first."""
+    """The environments in one directory, at most `max_bytes` of them: those that were used least lately go first.
 
-    def __init__(self, root: Path, *, max_bytes: int = MAX_CACHE_BYTES) -> None:
+    Relative paths in requirements begin in `directory`, by default where this process works.
+    """
+
+    def __init__(self, root: Path, *, max_bytes: int = MAX_CACHE_BYTES, directory: Path | None = None) -> None:
         self._root = root
+        self._directory = directory
         self._max_bytes = max_bytes
 
     def find(self, packages: Packages) -> MadeEnvironment | None:
@@ -90,11 +96,10 @@ class EnvironmentCache:
 
     @staticmethod
     def end_installers() -> None:
-        """End the programs that this process has started to make an environment."""
-        for path in Path(f"/proc/self/task/{os.getpid()}").glob("children"):
-            for pid in path.read_text().split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+        """End the programs that this process has started to make an environment, and those that they have started."""
+        for pid in _descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _lock(self, key: str, how: int) -> int:
         make_private(self._root)
@@ -152,7 +157,17 @@ class EnvironmentCache:
         wanted, constraints = folder / "requirements.txt", folder / "constraints.txt"
         wanted.write_text("\n".join(requirements) + "\n", encoding="utf-8")
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in pinned.items()), encoding="utf-8")
-        command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--no-input"]
+        # -P: pip is the platform's, whatever lies in the directory.
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "pip",
+            "--python",
+            str(folder / "bin" / "python"),
+            "install",
+            "--no-input",
+        ]
         command += ["--disable-pip-version-check", "--no-warn-script-location", "--progress-bar", "off"]
         told = ", ".join(f"{name}=={version}" for name, version in pinned.items())
         _run(
@@ -161,6 +176,7 @@ class EnvironmentCache:
             tell,
             "its packages cannot be installed",
             hint=f"workers keep the platform's {told}: ask for what goes with it",
+            cwd=self._directory,
         )
 
     def _evict(self, newest: str) -> None:
@@ -183,6 +199,15 @@ class EnvironmentCache:
                 shutil.rmtree(self._root / key, ignore_errors=True)
                 total -= size
             os.close(descriptor)
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, path.read_text().split()):
+                found += [child, *_descendants(child)]
+    return found
 
 
 def pins() -> dict[str, str]:
@@ -236,14 +261,24 @@ def _sites_of(python: str) -> list[str]:
 
 
 def _run(
-    command: list[str], variables: Mapping[str, str], tell: Callable[[str], None], what: str, hint: str = ""
+    command: list[str],
+    variables: Mapping[str, str],
+    tell: Callable[[str], None],
+    what: str,
+    hint: str = "",
+    cwd: Path | None = None,
 ) -> None:
     """Run a program and tell its output. Raises EnvironmentFailed with the newest of its errors."""
     environment = {**os.environ, **variables}
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
     try:
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
         )
     except OSError as error:
         raise EnvironmentFailed(f"its environment cannot be made: {command[0]}: {error.strerror}") from None
@@ -256,6 +291,8 @@ def _run(
         return
     first, causes = _reason(list(lines))
     told = f"{what}: {first}" + (f" ({'; '.join(causes)})" if causes else "")
+    if any(line.startswith(_RETRYING) for line in lines):
+        told += "; pip could not reach where packages come from: is there a network, and is the index the right one?"
     raise EnvironmentFailed(f"{told}; {hint}" if hint and causes else told)
 
 

@@ -94,6 +94,12 @@ def fetch_source(spec: WorkerSpec) -> WorkerSpec:
     return replace(spec, workload=replace(spec.workload, entrypoint=here))
 
 
+def root_of_source(spec: WorkerSpec) -> Path:
+    """Where a fetched source's folder begins: the copy of what travelled with it, or the folder of the file."""
+    file, folder = Path(spec.workload.entrypoint.source_path), spec.workload.entrypoint.folder
+    return file.parents[0 if folder is None else folder.path.count("/")]
+
+
 def open_prestop(spec: WorkerSpec) -> socket.socket:
     """Open the socket that a preStop hook connects to (prestop.py). Raises OSError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -6,6 +6,7 @@ import torch; the user's file imports what its model needs.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -26,6 +27,7 @@ from springtide.runtime.process.control_link import ControlLink
 from springtide.runtime.process.device_seen import device_seen
 from springtide.runtime.process.entry import describe_error, load_object
 from springtide.runtime.process.share_slot import iteration, open_slot
+from springtide.runtime.serving.folder import entered_copy
 from springtide.runtime.serving.listeners import HandshakeGuard, ReplicaListener, TcpListener, UnixListener
 from springtide.runtime.serving.server import ReplicaServer
 from springtide.serving.frames import MAX_FRAME_BYTES, BatchOutcome
@@ -238,11 +240,12 @@ def run_replica(
             signal.SIGTERM, lambda *_: threading.Thread(target=stop.begin, args=(service.grace_s,), daemon=True).start()
         )
     try:
-        server = _load(spec, service, link, guard)
-        if server is None:
-            return 1
-        on_serving(server)
-        return _serve(spec, link, stop, server)
+        with contextlib.ExitStack() as kept:
+            server = _load(spec, service, link, guard, kept)
+            if server is None:
+                return 1
+            on_serving(server)
+            return _serve(spec, link, stop, server)
     finally:
         stop.end()
         sys.stdout.flush()
@@ -250,11 +253,20 @@ def run_replica(
 
 
 def _load(
-    spec: WorkerSpec, service: InferenceService, link: ControlLink, guard: HandshakeGuard | None
+    spec: WorkerSpec,
+    service: InferenceService,
+    link: ControlLink,
+    guard: HandshakeGuard | None,
+    kept: contextlib.ExitStack,
 ) -> ReplicaServer | None:
-    """The server of the loaded model; None, after reporting the reason, if the model cannot be loaded."""
+    """The server of the loaded model; None, after reporting the reason, if the model cannot be loaded.
+
+    `kept` closes what has to stay for as long as it serves.
+    """
+    entrypoint = service.entrypoint
     try:
-        served = load_served_class(service.entrypoint)
+        entrypoint = kept.enter_context(entered_copy(spec))
+        served = load_served_class(entrypoint)
         link.phases.ended("import")
         model = ServedUserModel(served, service.max_batch_size, service.params, open_slot(spec))
         listener: ReplicaListener = TcpListener(guard) if guard else UnixListener(Path(spec.work_dir), spec.replica_id)
@@ -262,7 +274,7 @@ def _load(
     except (Exception, SystemExit) as error:
         _LOG.error("the service %s does not load", service.name, exc_info=error)
         is_ours = isinstance(error, SpringtideError)
-        sentence = str(error) if is_ours else describe_error(error, service.entrypoint.source_path)
+        sentence = str(error) if is_ours else describe_error(error, entrypoint.source_path)
         seq = link.send(Failed(generation=spec.generation, error=f"the service does not load: {sentence:.500}"))
         link.wait_acknowledged(seq, _ACKNOWLEDGE_S)
         return None

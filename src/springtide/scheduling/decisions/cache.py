@@ -40,14 +40,14 @@ class DecisionCache:
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Return the policy's plan for this snapshot, of whole workers, within the room that nodes have."""
-        if max([view.job.devices_each for view in snapshot.jobs], default=1) == 1:
-            return self._ask_within_room(snapshot)
-        return whole_workers(self._ask_within_room, snapshot)
-
-    def _ask_within_room(self, snapshot: Snapshot) -> Plan:
         if not snapshot.cluster.has_rooms:
+            return self._ask_for_whole_workers(snapshot)
+        return self._room.decide(self._ask_for_whole_workers, snapshot)
+
+    def _ask_for_whole_workers(self, snapshot: Snapshot) -> Plan:
+        if max([view.job.devices_each for view in snapshot.jobs], default=1) == 1:
             return self._ask(snapshot)
-        return self._room.decide(self._ask, snapshot)
+        return whole_workers(self._ask, snapshot)
 
     def _ask(self, snapshot: Snapshot) -> Plan:
         if self._cacheable is None:

@@ -15,64 +15,23 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from springtide.core.containers import ContainerSettings
 from springtide.core.decision import JobView, Plan, PoolAllocation, ServiceView, Snapshot
 from springtide.core.job_parts import NodeRefusal
 from springtide.core.resources import DeviceId, HostResources, Node, NodeId, Topology, admits
 from springtide.core.shares import Share
 from springtide.core.workload import WorkloadId
+from springtide.scheduling.placement.demand import Demand, demand_of
 
 # How often a policy is asked again in one turn. The plan of the last time fits as well.
 MAX_ROUNDS = 4
 _NOTHING = HostResources()
-_UNTOLD = ContainerSettings()
-
-
-class Demand(NamedTuple):
-    """What one replica requests, as far as its workload says; None: as much as the platform's settings say."""
-
-    cpu_m: int | None = None
-    memory_bytes: int | None = None
-    share_m: int | None = None
-
-    def on(self, node: Node, *, is_beside: bool = False) -> HostResources:
-        """What it requests on this node; `is_beside`: on a device that is taken already, beside its other sharers."""
-        if node.room is None:
-            return _NOTHING
-        replica, beside = node.room.replica, node.room.beside
-        cpu_m, memory_bytes = replica.cpu_m, replica.memory_bytes
-        if self.share_m is not None and node.devices[0].kind == "cpu":
-            # Such a device is a processor, and so a part of it one, too.
-            cpu_m = beside.cpu_m + self.share_m
-        elif self.cpu_m is not None:
-            cpu_m = beside.cpu_m + self.cpu_m
-        if self.memory_bytes is not None:
-            memory_bytes = beside.memory_bytes + self.memory_bytes
-        return HostResources(
-            cpu_m=cpu_m,
-            memory_bytes=memory_bytes,
-            num_pods=replica.num_pods,
-            num_devices=0 if is_beside else replica.num_devices,
-        )
-
-    def times_on(self, node: Node) -> int:
-        """How many such replicas the node has room for, one on a device."""
-        most = len(node.devices)
-        return most if node.room is None else self.on(node).times_in(node.room.free, most)
-
-
-def demand_of(container: ContainerSettings | None, share: Share | None) -> Demand:
-    """The demand of a replica with these settings."""
-    told = container or _UNTOLD
-    return Demand(
-        cpu_m=told.cpu_m,
-        memory_bytes=told.memory_bytes,
-        share_m=None if share is None else max(1, round(share.request * 1000)),
-    )
 
 
 class Claimant(NamedTuple):
-    """A workload that wants devices of machines. `least` is what it needs to run at all; `avoided` refused it."""
+    """A workload that wants devices of machines.
+
+    `least` is how many devices it needs to run at all; `avoided` are the nodes that refused it.
+    """
 
     workload_id: WorkloadId
     is_job: bool
@@ -80,6 +39,11 @@ class Claimant(NamedTuple):
     least: int
     is_promised: bool
     avoided: tuple[NodeRefusal, ...]
+
+    @property
+    def each(self) -> int:
+        """How many devices each of its replicas holds."""
+        return self.demand.num_devices
 
 
 class RoomFitter:
@@ -109,7 +73,8 @@ class RoomFitter:
         revisits_s = [refusal.until_s for who in turn.claimants.values() for refusal in who.avoided]
         if plan.revisit_at_s is not None:
             revisits_s.append(plan.revisit_at_s)
-        return replace(plan, no_room=turn.reasons(plan, caps), revisit_at_s=min(revisits_s, default=None))
+        no_room = {**plan.no_room, **turn.reasons(plan, caps)}
+        return replace(plan, no_room=no_room, revisit_at_s=min(revisits_s, default=None))
 
     def _shown(self, turn: _Turn, caps: Mapping[WorkloadId, int]) -> Snapshot:
         """The snapshot as the policy sees it under these bounds."""
@@ -148,24 +113,31 @@ class _Capacity:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.nodes = tuple(node for node in topology.nodes if node.functions is None and node.devices)
-        self.num_devices = sum(len(node.devices) for node in self.nodes)
+        self.num_devices = self.num_in_parts(1)
         self._times: dict[Demand, dict[NodeId, int]] = {}
         self._usable: dict[frozenset[Demand], dict[NodeId, int]] = {}
         self._shown: tuple[frozenset[DeviceId], Topology] | None = None
 
+    def num_in_parts(self, each: int) -> int:
+        """The devices of which replicas of so many each can be made, on nodes without others."""
+        return sum(len(node.devices) // each * each for node in self.nodes)
+
     def times(self, demand: Demand) -> Mapping[NodeId, int]:
-        """How many replicas each node has room for."""
+        """How many devices each node has room for, as parts of whole replicas."""
         known = self._times.get(demand)
         if known is None:
-            known = self._times[demand] = {node.node_id: demand.times_on(node) for node in self.nodes}
+            known = self._times[demand] = {
+                node.node_id: demand.times_on(node) * demand.num_devices for node in self.nodes
+            }
         return known
 
     def shown(self, demands: frozenset[Demand], held: frozenset[DeviceId]) -> Topology:
         """The topology without the devices that none of the demands leaves room to use."""
         usable = self._usable.get(demands)
         if usable is None:
-            tables = [self.times(each) for each in demands]
-            usable = {node.node_id: max(times[node.node_id] for times in tables) for node in self.nodes if tables}
+            usable = {
+                node.node_id: max(self._usable_for(each, node) for each in demands) for node in self.nodes if demands
+            }
             self._usable[demands] = usable
         hidden: list[DeviceId] = []
         for node in self.nodes:
@@ -182,6 +154,11 @@ class _Capacity:
         if self._shown is None or self._shown[0] != key:
             self._shown = (key, Topology(nodes=tuple(_shown_node(node, key) for node in self.topology.nodes)))
         return self._shown[1]
+
+    def _usable_for(self, demand: Demand, node: Node) -> int:
+        count, each = self.times(demand)[node.node_id], demand.num_devices
+        # What is too few for one more replica is no matter of room.
+        return len(node.devices) if count == len(node.devices) // each * each else count
 
 
 def _shown_node(node: Node, hidden: frozenset[DeviceId]) -> Node:
@@ -208,7 +185,7 @@ class _Turn:
         return () if given is None else tuple(device for device in given.device_ids if device in self._node_of)
 
     def caps(self) -> dict[WorkloadId, int]:
-        """The most replicas of each workload that nodes have room for, where that is less than they have devices."""
+        """The most devices of each workload that nodes have room for, where that is less than they have."""
         caps: dict[WorkloadId, int] = {}
         for workload_id, who in self.claimants.items():
             times = self._capacity.times(who.demand)
@@ -216,7 +193,7 @@ class _Turn:
             total = sum(times.values()) - sum(times.get(node_id, 0) for node_id in refused)
             for node_id, count in Counter(self._node_of[device] for device in self.held(workload_id)).items():
                 total += max(0, count - (0 if node_id in refused else times.get(node_id, 0)))
-            if total < self._capacity.num_devices:
+            if total < self._capacity.num_in_parts(who.each):
                 caps[workload_id] = total
         return caps
 
@@ -228,14 +205,14 @@ class _Turn:
     def fitted(self, plan: Plan) -> tuple[Plan, dict[WorkloadId, int]]:
         """The plan with what has no room moved or left out, and the workloads that got fewer than planned."""
         claims = list(self._claims(plan))
-        if any(claim.device not in self._node_of for claim in claims) or self._fits(claims):
+        if any(device not in self._node_of for claim in claims for device in claim.devices) or self._fits(claims):
             # A plan with a device that is not there is refused by the caller.
             return plan, {}
         placing = _Placing(self, plan, claims)
         allocations, lowered = dict(plan.allocations), {}
         for workload_id in {claim.who.workload_id: None for claim in claims}:
             given, who = allocations[workload_id], self.claimants[workload_id]
-            found = placing.devices(workload_id, given.num_devices)
+            found = placing.devices(workload_id, given.num_devices // who.each)
             if len(found) < who.least and not self.held(workload_id):
                 del allocations[workload_id]
                 lowered[workload_id] = 0
@@ -251,22 +228,22 @@ class _Turn:
             who = self.claimants.get(workload_id)
             if who is None:
                 continue
-            held = frozenset(self.held(workload_id))
-            order = sorted(range(given.num_devices), key=lambda at: given.device_ids[at] not in held)
-            least = max(1, who.least)
+            held, each = frozenset(self.held(workload_id)), who.each
+            parts = [given.device_ids[at : at + each] for at in range(0, given.num_devices - each + 1, each)]
+            order = sorted(range(len(parts)), key=lambda at: not held.issuperset(parts[at]))
+            least = max(1, who.least // each)
             for position, at in enumerate(order):
-                device = given.device_ids[at]
                 urgency = 0 if who.is_promised else 1 if position < least else 2
-                yield _Claim(urgency, device not in held, who, at, device, given)
+                yield _Claim(urgency, not held.issuperset(parts[at]), who, at, parts[at], given)
 
     def _fits(self, claims: Iterable[_Claim]) -> bool:
         used: dict[NodeId, HostResources] = {}
         gains: set[NodeId] = set()
         seen: set[DeviceId] = set()
         for claim in claims:
-            node = self._nodes[self._node_of[claim.device]]
-            asked = claim.who.demand.on(node, is_beside=claim.device in seen)
-            seen.add(claim.device)
+            node = self._nodes[self._node_of[claim.devices[0]]]
+            asked = claim.who.demand.on(node, is_beside=claim.devices[0] in seen)
+            seen.update(claim.devices)
             used[node.node_id] = used.get(node.node_id, _NOTHING) + asked
             if claim.is_new:
                 gains.add(node.node_id)
@@ -290,7 +267,7 @@ class _Turn:
         refused = {refusal.node_id for refusal in who.avoided}
         if who.avoided and all(node_id in refused or not count for node_id, count in times.items()):
             return who.avoided[-1].reason
-        what = "worker" if who.is_job else "replica"
+        what, least = "worker" if who.is_job else "replica", who.least // who.each
         nodes = [node for node in self._capacity.nodes if node.room is not None]
         if not nodes:
             return ""
@@ -305,28 +282,35 @@ class _Turn:
         devices = self._capacity.num_devices
         foreign = sum(node.room.others.num_devices for node in nodes if node.room is not None)
         if foreign and devices - foreign < who.least:
-            needed = f"{who.least} {what}" if who.least == 1 else f"{who.least} {what}s"
+            needed = f"{least} {what}" if least == 1 else f"{least} {what}s"
+            needed += f" of {who.each} devices" if who.each > 1 else ""
             return f"needs {needed}; pods of others hold {foreign} of the {devices} devices"
+        most_left = max(each.num_devices for each in free)
+        if foreign and who.each > most_left:
+            return (
+                f"needs {who.each} devices of one node per {what}; pods of others leave at most {most_left} on a node"
+            )
         if not any(times.values()):
             left_m, left_bytes = max(each.cpu_m for each in free), max(each.memory_bytes for each in free)
             return (
-                f"asks for {_words(asked)} per {what}; pods of others leave at most {_cpus(left_m)} and "
+                f"asks for {_words(asked, who.each)} per {what}; pods of others leave at most {_cpus(left_m)} and "
                 f"{_memory(left_bytes)} on a node"
             )
         if sum(times.values()) < who.least:
-            return f"needs {who.least} {what}s of {_words(asked)} each; the nodes have room for {sum(times.values())}"
+            room = sum(times.values()) // who.each
+            return f"needs {least} {what}s of {_words(asked, who.each)} each; the nodes have room for {room}"
         refusal = f" ({who.avoided[-1].reason})" if who.avoided else ""
-        return f"asks for {_words(asked)} per {what}, and no node has that left beside the others{refusal}"
+        return f"asks for {_words(asked, who.each)} per {what}, and no node has that left beside the others{refusal}"
 
 
 class _Claim(NamedTuple):
-    """A device of an allocation: the `at`-th. The less `urgency` is, the earlier it gets its room."""
+    """The devices of one replica in an allocation: the `at`-th. The less `urgency`, the earlier it gets its room."""
 
     urgency: int
     is_new: bool
     who: Claimant
     at: int
-    device: DeviceId
+    devices: tuple[DeviceId, ...]
     given: PoolAllocation
 
 
@@ -342,31 +326,29 @@ class _Placing:
         snapshot = turn.snapshot
         self._node_of, self._nodes = snapshot.cluster.node_of, snapshot.cluster.by_id
         ordered = sorted(claims, key=lambda claim: (claim.urgency == 2, claim.is_new, claim.urgency))
-        self._urgency = {claim.device: claim.urgency for claim in reversed(ordered)}
+        self._urgency = {device: claim.urgency for claim in reversed(ordered) for device in claim.devices}
         self._held = frozenset(device for given in snapshot.allocations.values() for device in given.device_ids)
         self._left: dict[NodeId, HostResources] = {}
         self._taken: dict[DeviceId, bool] = {}
         self._gained: set[NodeId] = set()
-        self._found: dict[WorkloadId, dict[int, DeviceId]] = {}
+        self._found: dict[WorkloadId, dict[int, tuple[DeviceId, ...]]] = {}
         for claim in ordered:
-            device: DeviceId | None = claim.device
-            if not self._may_have(claim):
-                device = self._other_place(claim)
-            if device is not None:
-                self._take(claim, device)
+            devices = claim.devices if self._may_have(claim) else self._other_place(claim)
+            if devices:
+                self._take(claim, devices)
 
     def devices(self, workload_id: WorkloadId, count: int) -> tuple[DeviceId, ...]:
-        """The devices of the workload, in the order of the plan."""
+        """The devices of the workload's `count` replicas, in the order of the plan, without those that have no room."""
         found = self._found.get(workload_id, {})
-        return tuple(found[at] for at in range(count) if at in found)
+        return tuple([device for at in range(count) for device in found.get(at, ())])
 
     def _may_have(self, claim: _Claim) -> bool:
-        node = self._nodes[self._node_of[claim.device]]
-        if self._is_taken(claim.device, claim.given.share):
+        node = self._nodes[self._node_of[claim.devices[0]]]
+        if any(self._is_taken(device, claim.given.share) for device in claim.devices):
             return False
         if not claim.is_new and (claim.urgency < 2 or node.node_id not in self._gained):
             return True
-        return self._has_room(claim.who, node, is_new=claim.is_new, is_beside=claim.device in self._taken)
+        return self._has_room(claim.who, node, is_new=claim.is_new, is_beside=claim.devices[0] in self._taken)
 
     def _is_taken(self, device: DeviceId, share: Share | None) -> bool:
         """Whether another has it: for one that shares it, whole."""
@@ -382,35 +364,58 @@ class _Placing:
     def _left_on(self, node: Node) -> HostResources:
         return self._left.get(node.node_id, _NOTHING if node.room is None else node.room.free)
 
-    def _take(self, claim: _Claim, device: DeviceId) -> None:
-        node = self._nodes[self._node_of[device]]
-        asked = claim.who.demand.on(node, is_beside=device in self._taken)
+    def _take(self, claim: _Claim, devices: tuple[DeviceId, ...]) -> None:
+        node = self._nodes[self._node_of[devices[0]]]
+        asked = claim.who.demand.on(node, is_beside=devices[0] in self._taken)
         self._left[node.node_id] = self._left_on(node) - asked
-        self._taken[device] = claim.given.share is not None
-        if device not in self._turn.held(claim.who.workload_id):
+        self._taken |= dict.fromkeys(devices, claim.given.share is not None)
+        if not set(devices).issubset(self._turn.held(claim.who.workload_id)):
             self._gained.add(node.node_id)
-        self._found.setdefault(claim.who.workload_id, {})[claim.at] = device
+        self._found.setdefault(claim.who.workload_id, {})[claim.at] = devices
 
-    def _other_place(self, claim: _Claim) -> DeviceId | None:
-        """A whole device on a node with room: its own, else near its others, else free. None: there is none."""
+    def _other_place(self, claim: _Claim) -> tuple[DeviceId, ...]:
+        """Whole devices on a node with room: its own, else near its others, else free. Empty: there are none."""
         snapshot, who = self._turn.snapshot, claim.who
-        own = frozenset(self._turn.held(who.workload_id))
-        near = {self._node_of[device] for device in self._found.get(who.workload_id, {}).values()}
-        best: tuple[tuple[bool, bool, bool, bool], DeviceId] | None = None
+        own = {device: at // who.each for at, device in enumerate(self._turn.held(who.workload_id))}
+        near = {self._node_of[devices[0]] for devices in self._found.get(who.workload_id, {}).values()}
+        best: tuple[_Rank, tuple[DeviceId, ...]] | None = None
         for node in snapshot.cluster.nodes:
             is_moving = node.node_id in self._plan.pools or node.node_id in snapshot.drains
             if node.functions is not None or is_moving or not admits(node.pool, is_job=who.is_job):
                 continue
             if not self._has_room(who, node):
                 continue
+            ranks: dict[DeviceId, _Rank] = {}
             for device in (each.device_id for each in node.devices):
                 planned = self._urgency.get(device)
                 if device in self._taken or (planned is not None and (claim.urgency == 2 or planned < 2)):
                     continue
-                rank = (device not in own, planned is not None, node.node_id not in near, device in self._held)
-                if best is None or rank < best[0]:
-                    best = (rank, device)
-        return None if best is None else best[1]
+                is_far, is_held = node.node_id not in near, device in self._held
+                ranks[device] = (device not in own, planned is not None, is_far, is_held)
+            for place in _places(ranks, own, who.each):
+                if best is None or place[0] < best[0]:
+                    best = place
+        return () if best is None else best[1]
+
+
+_Rank = tuple[bool, bool, bool, bool]
+
+
+def _places(
+    ranks: Mapping[DeviceId, _Rank], own: Mapping[DeviceId, int], each: int
+) -> Iterable[tuple[_Rank, tuple[DeviceId, ...]]]:
+    """The devices of one node that a replica may have, with the worst of their ranks. `own` are by replica there.
+
+    Those of a replica that is there stay together: part of them would have to wait until it has left.
+    """
+    parts: dict[int, list[DeviceId]] = {}
+    for device in ranks:
+        if device in own:
+            parts.setdefault(own[device], []).append(device)
+    others = sorted([device for device in ranks if device not in own], key=ranks.__getitem__)[:each]
+    for part in (*parts.values(), others):
+        if len(part) == each:
+            yield max(ranks[device] for device in part), tuple(part)
 
 
 def _claimants(snapshot: Snapshot) -> Iterable[Claimant]:
@@ -420,7 +425,7 @@ def _claimants(snapshot: Snapshot) -> Iterable[Claimant]:
             yield Claimant(
                 workload_id=job.job_id,
                 is_job=True,
-                demand=demand_of(job.container, job.share),
+                demand=demand_of(job.container, job.share, job.devices_each),
                 least=view.bounds.min_workers if job.elastic else view.bounds.max_workers,
                 is_promised=view.promise.promised_finish_s is not None,
                 avoided=_active(view.restarts.refusals, snapshot.now_s),
@@ -444,10 +449,11 @@ def _active(refusals: tuple[NodeRefusal, ...], now_s: float) -> tuple[NodeRefusa
 # --- words -----------------------------------------------------------------------------------------------------------
 
 
-def _words(asked: HostResources) -> str:
-    parts = [_cpus(asked.cpu_m)] if asked.cpu_m else []
+def _words(asked: HostResources, each: int) -> str:
+    parts = [f"{each} devices"] if each > 1 else []
+    parts += [_cpus(asked.cpu_m)] if asked.cpu_m else []
     parts += [_memory(asked.memory_bytes)] if asked.memory_bytes else []
-    return " and ".join(parts) or "a pod"
+    return " and ".join([", ".join(parts[:-1]), *parts[-1:]] if len(parts) > 1 else parts) or "a pod"
 
 
 def _cpus(cpu_m: int, *, is_short: bool = False) -> str:

@@ -146,6 +146,9 @@ class _Fitted:
         mine = {device for worker in there for device in worker}
         workers = [*sorted(kept, key=kept.__getitem__)]
         workers += self._new_workers(who, [device for device in left if device not in mine], most - len(kept))
+        # Those that the plan moves where there is no place for them stay.
+        idle = [worker for worker in there if self._user_of.keys().isdisjoint(worker)]
+        workers += idle[: most - len(workers)]
         least = view.bounds.min_workers if view.job.elastic else len(given.device_ids)
         if len(workers) * each < least:
             workers = workers if kept and view.job.elastic else []
@@ -176,7 +179,7 @@ class _Fitted:
     def _is_like(self, home: NodeId, other: NodeId) -> bool:
         """Whether a device of the other node does as well for what was to have one of this node."""
         cluster, moving = self._snapshot.cluster, self._snapshot.drains.keys() | self._plan.pools.keys()
-        if home == other or cluster.has_rooms or not moving.isdisjoint((home, other)):
+        if home == other or not moving.isdisjoint((home, other)):
             return home == other
         one, two = (next(node for node in cluster.nodes if node.node_id == each) for each in (home, other))
         return one.pool == two.pool and one.devices[0].accelerator == two.devices[0].accelerator
@@ -195,7 +198,7 @@ class _Fitted:
                 workers.append(tuple(devices[:each]))
                 del devices[:each]
         for node in self._open_nodes(places) if len(workers) < most else ():
-            devices = [*places.get(node.node_id, ()), *self._idle(node)]
+            devices = [*places.get(node.node_id, ()), *self._idle(node, who)]
             while len(devices) >= each and len(workers) < most:
                 workers.append(tuple(devices[:each]))
                 del devices[:each]
@@ -204,11 +207,9 @@ class _Fitted:
     def _open_nodes(self, places: Mapping[NodeId, list[DeviceId]]) -> list[Node]:
         """The nodes on which a worker may be completed, those with the most of its devices first.
 
-        Which node has room beside its devices, and which model is for the job, was weighed for the plan alone.
+        Which model is for the job was weighed for the plan alone.
         """
         cluster = self._snapshot.cluster
-        if cluster.has_rooms:
-            return []
         moving = self._snapshot.drains.keys() | self._plan.pools.keys()
         models = {node.devices[0].accelerator for node in cluster.nodes if node.node_id in places}
         nodes = [
@@ -224,9 +225,10 @@ class _Fitted:
         ]
         return sorted(nodes, key=lambda node: -len(places.get(node.node_id, ())))
 
-    def _idle(self, node: Node) -> list[DeviceId]:
-        """The devices that no workload is to have, those that none holds first."""
+    def _idle(self, node: Node, who: WorkloadId) -> list[DeviceId]:
+        """The devices that no workload is to have, those that none holds first; without those of the job's workers."""
         found = [device.device_id for device in node.devices if device.device_id not in self._user_of]
+        found = [device for device in found if self._held_by.get(device) != who]
         return sorted(found, key=lambda device: device in self._held_by)
 
     def _take(self, who: WorkloadId, devices: list[DeviceId]) -> None:

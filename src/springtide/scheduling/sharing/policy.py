@@ -49,7 +49,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         if not has_shares(snapshot):
             return decisions.decide(snapshot if memory is snapshot.memory else replace(snapshot, memory=memory))
         if any(node.pool != "shared" or node.owner != "shared" for node in snapshot.cluster.nodes):
-            return self._one_each(snapshot, memory, decisions)
+            return self._one_each(snapshot, memory, claims, decisions)
         parts, plan = self._beside_promises(snapshot, memory, claims, decisions)
         parts.finish({device_id: who for who, given in plan.allocations.items() for device_id in given.device_ids})
         idle_at_s = next_idle_at_s([view for view in parts.services if view.wanted_replicas is None], snapshot.now_s)
@@ -102,14 +102,23 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
             count = most if count < most < 2 * count else 2 * count
         return parts, plan
 
-    def _one_each(self, snapshot: Snapshot, memory: Any, decisions: DecisionCache) -> Plan:
+    def _one_each(self, snapshot: Snapshot, memory: Any, claims: Claims, decisions: DecisionCache) -> Plan:
         """The plan where nodes have labels: each workload with a share is limited to it, on a device of its own.
 
         A strategy of loans, which plans whole devices, decides which workload may be where. It is shown the speeds that
         the jobs' requests make sure.
         """
         jobs = tuple([self._at_request(view) for view in snapshot.jobs])
-        plan = decisions.decide(replace(snapshot, jobs=jobs, allocations=_one_holder_each(snapshot), memory=memory))
+        held = _one_holder_each(snapshot, claims)
+        plan = decisions.decide(replace(snapshot, jobs=jobs, allocations=held, memory=memory))
+        owners = {device_id: who for who, given in plan.allocations.items() for device_id in given.device_ids}
+        # Beside workers that are still there: the next decision has to know who of the two is to stay.
+        claims = {
+            device_id: owners[device_id]
+            for who, allocation in snapshot.allocations.items()
+            for device_id in allocation.device_ids
+            if owners.get(device_id, who) != who
+        }
         shares = {view.job.job_id: view.job.share for view in snapshot.jobs if not view.job.is_on_functions}
         shares |= {view.service.service_id: view.service.share for view in snapshot.services}
         return replace(
@@ -119,6 +128,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
                 for who, given in plan.allocations.items()
                 for share in [shares.get(who)]
             },
+            memory={_CLAIMS: claims, "inner": plan.memory} if claims else plan.memory,
         )
 
     def _at_request(self, view: JobView) -> JobView:
@@ -287,16 +297,22 @@ def _displaced(parts: SharePlan) -> dict[WorkloadId, str]:
     return {job_id: f"'{name}' needs a part of one of its devices" for job_id, name in parts.displaced.items()}
 
 
-def _one_holder_each(snapshot: Snapshot) -> dict[WorkloadId, Allocation]:
-    """The allocations with one holder for each device. If a newcomer has been put beside a leaving workload, only the
-    newcomer counts."""
+def _one_holder_each(snapshot: Snapshot, claims: Claims) -> dict[WorkloadId, Allocation]:
+    """The allocations with one holder for each device.
+
+    If a newcomer has been put beside a worker that leaves, only the newcomer counts: by these claims, or beside a
+    workload all of which leaves.
+    """
     staying = {view.job.job_id for view in snapshot.jobs if view.state is not JobState.PREEMPTING}
     staying |= {view.service.service_id for view in snapshot.services}
-    taken: set[DeviceId] = set()
+    taken = {
+        device_id: who
+        for device_id, who in claims.items()
+        if who in snapshot.allocations and device_id in snapshot.allocations[who].device_ids
+    }
     shown: dict[WorkloadId, Allocation] = {}
     for who, held in sorted(snapshot.allocations.items(), key=lambda item: item[0] not in staying):
-        mine = tuple(device_id for device_id in held.device_ids if device_id not in taken)
-        taken.update(mine)
+        mine = tuple(device_id for device_id in held.device_ids if taken.setdefault(device_id, who) == who)
         if mine:
             shown[who] = held if mine == held.device_ids else replace(held, device_ids=mine)
     return {who: shown[who] for who in snapshot.allocations if who in shown}

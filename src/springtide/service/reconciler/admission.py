@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 
@@ -31,6 +33,7 @@ from springtide.service.submission.quarantine import object_key
 from springtide.service.submission.schemas import JobIn, ScaleIn, ServiceIn, check_service, parse_body
 from springtide.service.submission.shares import num_devices_of
 from springtide.service.submission.submission import SubmissionService
+from springtide.storage.folders.contents import take_archive
 
 # The prefix of the Secrets that belong to single workloads (backends/kubernetes/pods/spec.py).
 OWN_SECRETS = "springtide-"
@@ -79,11 +82,12 @@ class ResourceAdmission:
         check_job_spec(obj["spec"], devices)
         body = job_request(name, obj["spec"], self.files_of(obj), created=created, now=now, devices=devices)
         folder = metadata.get("annotations", {}).get(FOLDER_ANNOTATION)
-        if folder is not None:
+        if folder is not None and "folder" not in body["source"]:
             try:
                 body["source"]["folder"] = decode_json(folder, dict[str, str])
             except (msgspec.MsgspecError, ValueError) as error:
                 raise InvalidRequest(f"the annotation {FOLDER_ANNOTATION} is no folder: {error}") from None
+        self._take_folder(obj)
         request = parse_body(msgspec.json.encode(body), JobIn)
         try:
             record, _ = self._submissions.submit_job(request, f"object {uid}", self._container(obj))
@@ -110,6 +114,7 @@ class ResourceAdmission:
         # Check the request with the wanted bounds, even if it is deployed with others below.
         request = parse_body(msgspec.json.encode(body), ServiceIn)
         check_service(request)
+        self._take_folder(obj)
         wanted = (request.options.min_replicas, request.options.max_replicas)
         known = self._platform.view().services.get(WorkloadId(name))
         if known is not None and known.is_served:
@@ -145,6 +150,25 @@ class ResourceAdmission:
                     f"spec.container.secrets names {name!r}, which is the platform's own; name a Secret of yours"
                 )
         return container
+
+    def _take_folder(self, obj: Object) -> None:
+        """Keep the contents of an object's folder that are in ConfigMaps, unless they are here.
+
+        Raises InvalidRequest (SourceMissing), BackendError, StorageError.
+        """
+        asked, namespace = obj["spec"]["source"].get("folder", {}), obj["metadata"].get("namespace", "")
+        names = asked.get("configMaps", ())
+        contents = self._platform.source_store.contents
+        if not names or contents.has_folder(asked["sha256"]):
+            return
+        with tempfile.NamedTemporaryFile(prefix="springtide-folder-") as archive:
+            for name in names:
+                part = self._objects.config_map_part(namespace, name)
+                if part is None:
+                    raise SourceMissing(f"spec.source.folder names the ConfigMap {name!r}, which holds no part of one")
+                archive.write(part)
+            archive.flush()
+            take_archive(contents, Path(archive.name), asked["sha256"])
 
     def files_of(self, obj: Object) -> dict[str, str]:
         """The files of an object's source, also from a ConfigMap. Raises SourceMissing, BackendError."""

@@ -20,10 +20,10 @@ from springtide.backends.kubernetes.client.kinds import (
 )
 from springtide.backends.kubernetes.resources.client import Objects
 from springtide.backends.kubernetes.resources.from_object import (
-    FOLDER_ANNOTATION,
     MAX_OBJECT_SOURCE_BYTES,
     NAME_ANNOTATION,
     REQUEST_ANNOTATION,
+    check_kept,
 )
 from springtide.backends.kubernetes.resources.option_fields import plain
 from springtide.backends.kubernetes.resources.to_object import inference_function, training_function
@@ -93,7 +93,6 @@ class ResourceSubmission:
         annotations = {NAME_ANNOTATION: request.name, REQUEST_ANNOTATION: told}
         if request.source.folder is not None:
             folder_of(request, self._platform.source_store.contents)
-            annotations[FOLDER_ANNOTATION] = request.source.folder.model_dump_json()
         self._label(obj, annotations)
         created = self._objects.create(TRAINING_FUNCTION.name, obj)
         if created is None:
@@ -102,6 +101,7 @@ class ResourceSubmission:
                 return self.submit_job(request, None)
             return self._job_of_key(obj, request), False
         try:
+            check_kept(obj, created)
             return self._admission.submit_job(created), True
         except InvalidRequest:
             # The answer says that the request is refused: the object is not needed.
@@ -116,6 +116,8 @@ class ResourceSubmission:
         check_service(request)
         check_for_pods(request.options)
         self._check_source(request.source)
+        if request.source.folder is not None:
+            folder_of(request, self._platform.source_store.contents)
         old = self._platform.view().services.get(WorkloadId(name))
         where = old.service.container if old is not None and not old.is_removed else None
         namespace = self._namespace(request.container, where)
@@ -135,6 +137,7 @@ class ResourceSubmission:
         created = self._objects.create(INFERENCE_FUNCTION.name, obj)
         if created is not None:
             try:
+                check_kept(obj, created)
                 return self._admission.deploy_service(created)
             except InvalidRequest:
                 self._objects.delete(INFERENCE_FUNCTION.name, key_of(created), uid=uid_of(created))
@@ -144,6 +147,7 @@ class ResourceSubmission:
         if before is None or changed is None:
             raise Conflict(f"the object of {name} went away meanwhile; deploy it once more")
         try:
+            check_kept(obj, changed)
             return self._admission.deploy_service(changed)
         except InvalidRequest:
             self._objects.replace_spec(INFERENCE_FUNCTION.name, key_of(before), before)

@@ -60,9 +60,12 @@ def explain(
             planned = view.future.get(record.workload_id, ())
             evidence += job_pool_evidence(record, pools, planned, now_s, graces_by_node(view))
         evidence += [*_expectations(record, outlook, now_s), *_folder_evidence(record)]
-        next_steps = (function_next_steps(record, run) if run is not None else None) or _job_next_steps(record)
+        next_steps = (function_next_steps(record, run) if run is not None else None) or _job_next_steps(
+            record, len(device_statuses(view))
+        )
     else:
         evidence, next_steps = _service_evidence(record, view, now_s), _service_next_steps(record)
+        evidence += _folder_evidence(record)
         if pools is not None:
             evidence += service_pool_evidence(record, pools, now_s, graces_by_node(view))
         price_s, prices_s = None, {}
@@ -131,13 +134,18 @@ def _devices_seen(record: JobRecord | ServiceRecord) -> list[str]:
     return [f"what its workers see as their GPU: {'; '.join(found[:MAX_DEVICES_SEEN])}{more}"] if found else []
 
 
-def _folder_evidence(record: JobRecord) -> list[str]:
-    folder = record.job.entrypoint.folder
+def _folder_evidence(record: JobRecord | ServiceRecord) -> list[str]:
+    if isinstance(record, JobRecord):
+        folder, where, each = record.job.entrypoint.folder, working_directory(record.job), "worker"
+    else:
+        folder, where, each = record.service.entrypoint.folder, "", "replica"
     if folder is None:
         return []
-    where = working_directory(record.job) or f"{folder.directory or 'the root'} of a copy that each worker has"
     size = f"{_count(folder.num_files, 'file')}, {format_bytes(folder.num_bytes)}"
-    return [f"it runs in {where}, its copy of {folder.origin or 'the folder that was sent'} ({size})"]
+    told = f"copy of {folder.origin or 'the folder that was sent'} ({size})"
+    if where:
+        return [f"it runs in {where}, its {told}"]
+    return [f"each {each} runs in its own {told}" + (f", in {folder.directory}" if folder.directory else "")]
 
 
 def _job_evidence(
@@ -153,7 +161,9 @@ def _job_evidence(
     elif not record.lifecycle.state.is_terminal:
         low, high = record.bounds.min_workers, record.bounds.max_workers
         bounds = _count(low, "worker") if low == high else f"{low}..{high} workers"
-        evidence.append(f"asks for {bounds}, holds {_count(len(record.replicas), 'device')}")
+        each, held = record.job.devices_each, sum(len(replica.device_ids) for replica in record.replicas)
+        parts = f" of {each} devices each" if each > 1 else ""
+        evidence.append(f"asks for {bounds}{parts}, holds {_count(held, 'device')}")
     evidence += _fixed_size(record)
     if run is None and record.lifecycle.state in (JobState.PENDING, JobState.PAUSED, JobState.REJECTED):
         evidence.append(_occupancy(view))
@@ -265,19 +275,23 @@ def _when(at_s: float, now_s: float) -> str:
     return "now" if at_s <= now_s else f"in {format_duration(at_s - now_s)}"
 
 
-def _job_next_steps(record: JobRecord) -> list[str]:
+def _job_next_steps(record: JobRecord, num_devices: int) -> list[str]:
     job_id = record.workload_id
     match record.lifecycle.state:
         case JobState.PENDING:
             return [
                 "springtide ps",
-                f"springtide scale {job_id} 1..{record.bounds.max_workers}",
+                *(
+                    [f"springtide scale {job_id} 1..{record.bounds.max_workers}"]
+                    if record.job.elastic and record.bounds.min_workers > 1
+                    else []
+                ),
                 f"springtide cancel {job_id}",
             ]
         case JobState.STARTING | JobState.PREEMPTING:
             return [f"springtide logs {job_id} -f"]
         case JobState.RUNNING:
-            most = record.job.num_virtual_shards
+            most = min(record.job.num_virtual_shards, num_devices // record.job.devices_each)
             return [
                 f"springtide logs {job_id} -f",
                 *([f"springtide cancel {job_id}"] if record.progress.stalled_since_s is not None else []),

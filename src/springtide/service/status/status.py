@@ -85,6 +85,7 @@ def _asked_fields(job: TrainingJob) -> dict[str, Any]:
         "budget_usd": job.goal.budget_usd,
         "is_fastest": job.goal.is_fastest,
         "share": job.share,
+        "devices_each": job.devices_each,
         "on": "" if job.menu is None else job.menu.service,
         "place_reason": job.place_reason,
         "batch_schedule": job.batch_schedule,
@@ -313,6 +314,7 @@ def _deployed_fields(service: InferenceService, base_url: str) -> dict[str, Any]
         "share": service.share,
         "capacity_per_s": service.capacity_per_s,
         **environment_fields(service),
+        "folder": "" if service.entrypoint.folder is None else service.entrypoint.folder.origin,
     }
 
 

@@ -1,4 +1,4 @@
-"""Folders of submitted jobs: checked against what was sent, kept while a job may need them, and then removed."""
+"""Folders of jobs and services: checked against what was sent, kept while they may be needed, and then removed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import logging
 import threading
 import time
 
-from springtide.core.errors import Conflict, InvalidRequest, SpringtideError
-from springtide.core.workload import JobFolder, WorkloadId
+from springtide.control.records import ServiceRecord
+from springtide.core.errors import Conflict, InvalidRequest, SpringtideError, StorageError
+from springtide.core.workload import InferenceService, JobFolder, WorkloadId
 from springtide.service.lookup import job_of_id
-from springtide.service.ports import PlatformLike
-from springtide.service.submission.schemas import JobIn
+from springtide.service.ports import PlatformLike, SourceStore
+from springtide.service.submission.schemas import JobIn, ServiceIn
 from springtide.storage.bundles import DEFAULT_LIMITS
 from springtide.storage.folders.contents import ContentDirectory
 from springtide.storage.folders.tree import FolderTree, check_amount, problem_with_path
@@ -22,7 +23,7 @@ UNUSED_S = 86_400.0
 SWEEP_EVERY_S = 3_600.0
 
 
-def folder_of(request: JobIn, contents: ContentDirectory) -> tuple[JobFolder, FolderTree] | None:
+def folder_of(request: JobIn | ServiceIn, contents: ContentDirectory) -> tuple[JobFolder, FolderTree] | None:
     """The folder of a request and the list of its files, of which every content is here; None without one.
 
     Raises InvalidRequest, and Conflict for contents that were not sent.
@@ -52,7 +53,7 @@ def folder_of(request: JobIn, contents: ContentDirectory) -> tuple[JobFolder, Fo
             f"{len(lacking):,} contents of the folder were not sent, as {lacking[0]}; ask POST /v1/missing-contents "
             "which, and send them first"
         )
-    if request.options.on == "functions":
+    if isinstance(request, JobIn) and request.options.on == "functions":
         check_fits_functions(tree)
     folder = JobFolder(
         sha256=asked.sha256,
@@ -74,8 +75,52 @@ def check_fits_functions(tree: FolderTree) -> None:
     )
 
 
+def shared_folder(
+    request: ServiceIn, service_id: WorkloadId, old: ServiceRecord | None, store: SourceStore, address: str
+) -> JobFolder | None:
+    """The folder of a service, durable for its replicas; None without one.
+
+    Of one that `old` has with the source at `address` no content is needed again, as far as the store has it. Raises
+    as `folder_of` does.
+    """
+    asked = request.source.folder
+    if asked is None:
+        return None
+    for known in _versions(old):
+        folder = known.entrypoint.folder
+        if folder is None or known.entrypoint.source_path != address:
+            continue
+        is_same = (folder.sha256, folder.path, folder.directory) == (asked.sha256, asked.path, asked.directory)
+        if is_same and store.shares_folder(service_id, folder):
+            return folder
+    sent = folder_of(request, store.contents)
+    assert sent is not None
+    store.share_folder(service_id, *sent)
+    return sent[0]
+
+
+def drop_folders(record: ServiceRecord, store: SourceStore) -> None:
+    """Remove what the store has for versions that a service has no more. What cannot be removed now stays."""
+    try:
+        store.drop_folders(record.workload_id, _folders_of(record))
+    except StorageError as error:
+        LOG.warning("older folders of %s stay for now: %s", record.workload_id, error)
+
+
+def _folders_of(record: ServiceRecord) -> list[JobFolder]:
+    """The folders from which replicas of a service may still start."""
+    return [each.entrypoint.folder for each in _versions(record) if each.entrypoint.folder is not None]
+
+
+def _versions(record: ServiceRecord | None) -> list[InferenceService]:
+    """The newest version of a service, the proven one, and the one that was given up for it."""
+    if record is None or record.is_removed:
+        return []
+    return [each for each in (record.service, record.proven, record.refused) if each is not None]
+
+
 class FolderSweep:
-    """Removes contents that no unfinished job has, and what ended jobs left unchanged in their copies."""
+    """Removes contents that no unfinished job or service has, and what ended jobs left unchanged in their copies."""
 
     def __init__(self, platform: PlatformLike) -> None:
         self._platform = platform
@@ -99,10 +144,14 @@ class FolderSweep:
     def sweep(self, unused_s: float = UNUSED_S) -> int:
         """Remove what no job needs and nothing has used for so long. Returns the number of contents."""
         view, store = self._platform.view(), self._platform.source_store
+        needed = [
+            record.job.entrypoint.folder for record in view.jobs.values() if not record.lifecycle.state.is_terminal
+        ]
+        for service in view.services.values():
+            needed += _folders_of(service)
         kept: set[str] = set()
-        for record in view.jobs.values():
-            folder = record.job.entrypoint.folder
-            if folder is not None and not record.lifecycle.state.is_terminal:
+        for folder in needed:
+            if folder is not None and folder.sha256 not in kept:
                 kept.add(folder.sha256)
                 if not store.contents.missing([folder.sha256]):
                     kept.update(file.sha256 for file in store.contents.read_tree(folder.sha256).files)

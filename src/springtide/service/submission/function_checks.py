@@ -5,7 +5,7 @@ from __future__ import annotations
 from springtide.core.containers import ContainerSettings
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.kinds import check_ascending
-from springtide.core.options.rules import FILLED_RULES, NO_PACKAGES_IN_PODS, ONLY_DECLARED, PLACE_RULES, check_rules
+from springtide.core.options.rules import FILLED_RULES, NO_PYTHON_IN_PODS, ONLY_DECLARED, PLACE_RULES, check_rules
 from springtide.core.options.words import JOB_WORDS
 from springtide.core.quantities import validate_name
 from springtide.service.submission.option_models import JobOptionsIn, ServiceOptionsIn, checked_values
@@ -59,8 +59,8 @@ def check_for_pods(options: JobOptionsIn | ServiceOptionsIn) -> None:
             "generic NAME --from-literal=KEY=...) in the workload's namespace and name it in container.secrets; "
             "`springtide run FILE --on k8s --secret KEY` does both"
         )
-    if options.requirements or options.python:
-        raise InvalidRequest(NO_PACKAGES_IN_PODS)
+    if options.python:
+        raise InvalidRequest(NO_PYTHON_IN_PODS)
 
 
 def check_machines(job: JobIn) -> None:

@@ -87,11 +87,11 @@ class SourceIn(RequestModel):
 
 
 class FolderIn(RequestModel):
-    """The folder that a job's file is in, of which the job gets a copy; its contents were sent to /v1/contents."""
+    """The folder that the file is in, of which the workload gets a copy; its contents were sent to /v1/contents."""
 
     sha256: str = Field(pattern="^[0-9a-f]{64}$", description="of the list of its files, which is a content, too")
     path: str = Field(min_length=1, max_length=512, description="the file's path in it", examples=["pkg/digits.py"])
-    directory: str = Field(default="", max_length=512, description="where in it the job works; empty: at its root")
+    directory: str = Field(default="", max_length=512, description="where in it the workload works; empty: at its root")
     origin: str = Field(default="", max_length=4096, description="where it was, for people")
 
 
@@ -117,6 +117,7 @@ class ServiceSourceIn(SourceIn):
     """The source of a service: a class with `load` and `predict`."""
 
     kind: Literal["class"] = "class"
+    folder: FolderIn | None = None
 
 
 class ContainerIn(RequestModel):

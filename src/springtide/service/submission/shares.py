@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from springtide.core.errors import Conflict, InvalidRequest
+from springtide.core.errors import Conflict
 from springtide.core.resources import Device
 from springtide.core.shares import Share, make_share
 from springtide.core.workload import DEVICES_EACH
@@ -54,18 +54,13 @@ def speed_text(request: JobIn) -> str:
 def check_devices(view: ViewLike, request: JobIn, *, has_pods: bool) -> None:
     """Refuse a job whose workers' shares, or several devices each, do not fit the devices that there are.
 
-    Raises InvalidRequest on Kubernetes, where a pod has one device so far, and Conflict.
+    In pods, workers with several devices wait, and the job says for what: nodes come and go there. Raises Conflict.
     """
     each, name, least = request.options.devices_each, request.name, request.options.min_workers
     check_share(view, share_of(request.options.share), least, name)
     sizes = [len(node.devices) for node in view.nodes if node.functions is None]
-    if each == 1 or not sizes:
+    if each == 1 or not sizes or has_pods:
         return
-    if has_pods:
-        raise InvalidRequest(
-            f"{name} asks for {each} devices for each worker, and on Kubernetes a worker is a pod with one; leave gpu "
-            "out, or run the job on a platform of one machine"
-        )
     largest = max(sizes)
     if each > largest:
         fitting = [count for count in DEVICES_EACH if count <= largest]

@@ -14,21 +14,22 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from msgspec.structs import replace
 
 from springtide.backends.functions.shell.copies import copies_prefix
-from springtide.core.errors import Conflict, Fenced, InvalidRequest, NotFound, ObjectMissing, StorageError
+from springtide.core.errors import BackendError, Conflict, Fenced, InvalidRequest, NotFound, ObjectMissing, StorageError
 from springtide.core.status.artifacts import ArtifactStatus
 from springtide.core.workload import JobFolder, ReplicaId, WorkloadId
 from springtide.service.ports import Source
 from springtide.service.submission import sources
-from springtide.storage.files import fsync_directory, make_private, write_durable
-from springtide.storage.folders.contents import ContentDirectory, write_archive
+from springtide.storage.files import fsync_directory, make_private, sync_filesystem, write_durable
+from springtide.storage.folders.contents import CONTENTS, ContentDirectory, write_archive
 from springtide.storage.folders.copies import ContentDamaged, make_copy, prune_copy
+from springtide.storage.folders.replica_copies import REPLICA_FOLDERS, remove_left_copies
 from springtide.storage.folders.tree import FOLDER, FOLDER_LIST, FolderTree, decode_tree, encode_tree, folder_name
 from springtide.storage.step_lines import lines_above, unpack_lines
 from springtide.storage.stores.checked import CheckedStore
@@ -46,7 +47,7 @@ class DirectorySources:
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
-        self.contents = ContentDirectory(state_dir / "contents")
+        self.contents = ContentDirectory(state_dir / CONTENTS)
         self._result_digests = ResultDigests()
 
     def address(self, place: PurePosixPath) -> str:
@@ -59,6 +60,24 @@ class DirectorySources:
             return Path(address).read_bytes() == text.encode()
         except OSError:
             return False
+
+    def check_not_moved(self, addresses: Mapping[WorkloadId, str]) -> None:
+        """Raise BackendError if sources at these addresses lay here before the state directory was moved.
+
+        Addresses are absolute paths, in the journal and in the workers' orders: the workloads would fail one by one.
+        """
+        for workload_id, address in addresses.items():
+            path = Path(address)
+            before = next((parent.parent for parent in path.parents if parent.name == "workloads"), self._state_dir)
+            if (
+                before != self._state_dir
+                and not path.exists()
+                and (self._state_dir / path.relative_to(before)).exists()
+            ):
+                raise BackendError(
+                    f"this state directory was {before} when {workload_id} was submitted, which reads its files there; "
+                    f"move it back, or make a link to where it is now: ln -s {self._state_dir} {before}"
+                )
 
     def may_write(self, place: PurePosixPath, source: Source) -> bool:
         """Whether there is no source at that place yet, or this very one."""
@@ -87,8 +106,24 @@ class DirectorySources:
         os.utime(listed)
         return str(root / FOLDER / folder.path)
 
+    def share_folder(self, service_id: WorkloadId, folder: JobFolder, tree: FolderTree) -> None:
+        """Make the contents durable, of which each replica of the service makes a copy when it starts."""
+        sync_filesystem(self._state_dir)
+
+    def shares_folder(self, service_id: WorkloadId, folder: JobFolder) -> bool:
+        """False: whether all contents are here is asked of them."""
+        return False
+
+    def drop_folders(self, service_id: WorkloadId, kept: Collection[JobFolder]) -> None:
+        """Do nothing: contents go when nothing has named them for long, copies with their replicas."""
+
     def prune_folders(self, is_over: Callable[[WorkloadId], bool], oldest_unix_s: float) -> None:
-        """Remove what is unchanged in the copies of jobs that are over, of those that were made before that time."""
+        """Remove what is unchanged in the copies of jobs that are over, of those that were made before that time.
+
+        Copies of replicas that were killed go, too.
+        """
+        for copies in (self._state_dir / "workloads").glob(f"*/{REPLICA_FOLDERS}"):
+            remove_left_copies(copies)
         for listed in (self._state_dir / "workloads").glob(f"*/{FOLDER_LIST}"):
             with contextlib.suppress(OSError, InvalidRequest):
                 made = listed.stat()
@@ -147,7 +182,7 @@ class ObjectSources:
     def __init__(self, store: CheckedStore, state_dir: Path) -> None:
         self._store = store
         self._state_dir = state_dir
-        self.contents = ContentDirectory(state_dir / "contents")
+        self.contents = ContentDirectory(state_dir / CONTENTS)
         self._digests: dict[str, bytes] = {}
         # Of artifacts, by key.
         self._result_digests: dict[str, str] = {}
@@ -180,9 +215,26 @@ class ObjectSources:
         """Put the folder as one archive, which each pod of the job unpacks. Returns `address`."""
         make_private(self._state_dir)
         with tempfile.TemporaryDirectory(prefix=".folder-", dir=self._state_dir) as made:
-            write_archive(self.contents, tree, Path(made, "folder.zip"))
+            write_archive(self.contents.open, tree, Path(made, "folder.zip"))
             self._store.put_file(f"workloads/{job_id}/{folder_name(folder)}", Path(made, "folder.zip"))
         return address
+
+    def share_folder(self, service_id: WorkloadId, folder: JobFolder, tree: FolderTree) -> None:
+        """Put the folder as one archive, which each of the service's pods unpacks."""
+        self.write_folder(service_id, folder, tree, "")
+
+    def shares_folder(self, service_id: WorkloadId, folder: JobFolder) -> bool:
+        """Whether the archive is in the store."""
+        key = f"workloads/{service_id}/{folder_name(folder)}"
+        return key in self._store.keys(key)
+
+    def drop_folders(self, service_id: WorkloadId, kept: Collection[JobFolder]) -> None:
+        """Delete the archives of the service except these."""
+        prefix = f"workloads/{service_id}/"
+        names = {f"{prefix}{folder_name(folder)}" for folder in kept}
+        left = [key for key in self._store.keys(f"{prefix}folder-") if key not in names]
+        if left:
+            self._store.delete(left)
 
     def prune_folders(self, is_over: Callable[[WorkloadId], bool], oldest_unix_s: float) -> None:
         """Do nothing: copies are in pods, and go with them."""

@@ -48,7 +48,7 @@ from springtide.service.lookup import find_job, find_service, find_workload, job
 from springtide.service.ports import PlatformLike, ViewLike
 from springtide.service.submission import sources
 from springtide.service.submission.experience import Experience, experience_of, phases_of
-from springtide.service.submission.folders import FolderSweep, folder_of
+from springtide.service.submission.folders import FolderSweep, drop_folders, folder_of, shared_folder
 from springtide.service.submission.function_checks import check_container, check_functions, check_no_container
 from springtide.service.submission.function_menus import menus_of
 from springtide.service.submission.guarantees import check_guarantee, check_promises
@@ -197,11 +197,13 @@ class SubmissionService:
             check_share(view, share, 1, name)
             check_guarantee(view, service_id, request.options.min_replicas, share)
             source_store, place = self._platform.source_store, sources.service_place(service_id, request.source)
-            options = request.options
+            options, address = request.options, source_store.address(place)
+            self._sweep.begin()
+            folder = shared_folder(request, service_id, old, source_store, address)
             service = InferenceService(
                 service_id=service_id,
                 name=name,
-                entrypoint=sources.entrypoint_of(request.source, source_store.address(place), import_root),
+                entrypoint=sources.entrypoint_of(request.source, address, import_root, folder),
                 # The controller raises the revision if anything else has changed, of one that is in its state.
                 revision=1 if old is None else old.service.revision + (1 if old.is_removed else 0),
                 share=share,
@@ -217,13 +219,16 @@ class SubmissionService:
             check_promises(self._platform, service, service.min_replicas)
             source_store.write(place, request.source)
             deployed = ServiceDeployed(service=service, first_replica=0 if old is None else old.next_replica)
-            view = self._apply(deployed)
-        return view.services[service_id]
+            record = self._apply(deployed).services[service_id]
+            drop_folders(record, source_store)
+        return record
 
     def remove_service(self, name: str) -> ServiceRecord:
         """Drain a service and remove it. Raises NotFound."""
         service_id = find_service(self._platform.view(), name).workload_id
-        return self._apply(CancelRequested(workload_id=service_id)).services[service_id]
+        record = self._apply(CancelRequested(workload_id=service_id)).services[service_id]
+        drop_folders(record, self._platform.source_store)
+        return record
 
     def cancel_job(self, id_or_name: str) -> JobRecord:
         """End a job; cancelling a cancelled one changes nothing. Raises NotFound, Conflict."""

@@ -19,6 +19,8 @@ from springtide.storage.folders.tree import MAX_TREE_BYTES, FolderTree, decode_t
 from springtide.storage.workloads.artifacts import checked_digest
 
 OpenContent = Callable[[str], IO[bytes]]
+# In a platform's state directory, beside `workloads`.
+CONTENTS = "contents"
 _TREE = "tree.json"
 _CHUNK_BYTES = 1 << 20
 
@@ -90,6 +92,10 @@ class ContentDirectory:
             raise Conflict(f"the content {sha256} was damaged here; send it again")
         return decode_tree(data)
 
+    def has_folder(self, sha256: str) -> bool:
+        """Whether the list of this digest and all contents that it names are here."""
+        return not self.missing([sha256]) and not self.missing(file.sha256 for file in self.read_tree(sha256).files)
+
     def discard(self, sha256: str) -> None:
         """Remove a content, of which it was found that it does not have its digest."""
         self.path(sha256).unlink(missing_ok=True)
@@ -112,14 +118,26 @@ class ContentDirectory:
         return True
 
 
-def write_archive(contents: ContentDirectory, tree: FolderTree, path: Path) -> None:
-    """Write the list and each of its contents into one file, a zip. Raises Conflict, StorageError."""
+def contents_of_platform(work_dir: Path) -> ContentDirectory:
+    """The contents of the platform on this machine that has made a workload's directory (STATE/workloads/ID)."""
+    return ContentDirectory(work_dir.parents[1] / CONTENTS)
+
+
+class ArchiveBroken(StorageError):
+    """An archive is none, or another one than was submitted."""
+
+
+def write_archive(open_content: OpenContent, tree: FolderTree, path: Path, *, max_bytes: int | None = None) -> None:
+    """Write the list and each of its contents into one file, a zip; of more than `max_bytes` some, and no more.
+
+    Raises StorageError, and what `open_content` raises.
+    """
     try:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        with path.open("wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             archive.writestr(_TREE, encode_tree(tree)[1])
             for sha256 in dict.fromkeys(file.sha256 for file in tree.files):
-                with contents.open(sha256) as source, archive.open(sha256, "w", force_zip64=True) as target:
-                    while chunk := source.read(_CHUNK_BYTES):
+                with open_content(sha256) as source, archive.open(sha256, "w", force_zip64=True) as target:
+                    while (chunk := source.read(_CHUNK_BYTES)) and (max_bytes is None or file.tell() <= max_bytes):
                         target.write(chunk)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
@@ -129,14 +147,36 @@ def write_archive(contents: ContentDirectory, tree: FolderTree, path: Path) -> N
 def open_archive(path: Path, sha256: str) -> Iterator[tuple[FolderTree, OpenContent]]:
     """The list in an archive, which must have the digest, and a function that opens its contents.
 
-    What that reads is not checked yet. Raises StorageError for a broken archive, also out of the `with` block.
+    What that reads is not checked yet. Raises ArchiveBroken, also out of the `with` block.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             with archive.open(_TREE) as file:
                 data = file.read(MAX_TREE_BYTES + 1)
             if hashlib.sha256(data).hexdigest() != sha256:
-                raise StorageError("the archive of the job's folder is another one than was submitted")
+                raise ArchiveBroken("the archive of the folder is another one than was submitted")
             yield decode_tree(data), archive.open
-    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError) as error:
-        raise StorageError(f"the archive of the job's folder is broken: {error}") from None
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, RuntimeError) as error:
+        raise ArchiveBroken(f"the archive of the folder is broken: {error}") from None
+
+
+def take_archive(contents: ContentDirectory, path: Path, sha256: str) -> None:
+    """Keep the contents in an archive, whose list must have the digest. Raises InvalidRequest, StorageError."""
+    try:
+        with open_archive(path, sha256) as (tree, open_content):
+            if encode_tree(tree)[0] != sha256:
+                raise InvalidRequest("the list of the folder's files is not written as springtide writes it")
+            lacking = set(contents.missing(file.sha256 for file in tree.files))
+            for file in tree.files:
+                if file.sha256 not in lacking:
+                    continue
+                lacking.remove(file.sha256)
+                with open_content(file.sha256) as source, contents.receiving(file.sha256) as target:
+                    left = file.num_bytes
+                    # No more is unpacked than the list says, whatever the archive holds.
+                    while left and (chunk := source.read(min(_CHUNK_BYTES, left))):
+                        target.write(chunk)
+                        left -= len(chunk)
+            contents.put(*encode_tree(tree))
+    except (ArchiveBroken, Conflict, ValueError) as error:
+        raise InvalidRequest(f"the folder was not sent whole ({error}); send it again") from None

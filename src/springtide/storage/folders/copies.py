@@ -1,4 +1,4 @@
-"""A job's own copy of a folder: fresh files, which share nothing with contents that other jobs use."""
+"""A workload's own copy of a folder: fresh files, which share nothing with contents that others use."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ class ContentDamaged(Conflict):
         self.sha256 = file.sha256
 
 
-def make_copy(tree: FolderTree, open_content: OpenContent, into: Path, *, directory: str = "") -> None:
+def make_copy(
+    tree: FolderTree, open_content: OpenContent, into: Path, *, directory: str = "", is_durable: bool = True
+) -> None:
     """Write the folder's files into `into`, which appears when it is complete and durable; nothing if it is there.
 
-    `directory` is made, too. Raises ContentDamaged for a content with another digest, StorageError, and what
-    `open_content` raises.
+    `directory` is made, too. Without `is_durable` a loss of power may leave it damaged. Raises
+    ContentDamaged for a content with another digest, StorageError, and what `open_content` raises.
     """
     if into.exists():
         return
@@ -52,7 +54,8 @@ def make_copy(tree: FolderTree, open_content: OpenContent, into: Path, *, direct
                     made.add(parent)
                 with open_content(file.sha256) as source:
                     _copy(file, source, path)
-            sync_filesystem(temporary)
+            if is_durable:
+                sync_filesystem(temporary)
             with contextlib.suppress(FileExistsError):
                 os.rename(temporary, into)
         finally:

@@ -100,12 +100,12 @@ def check_amount(
     too_large = {path: size for path, size in sizes.items() if not 0 <= size <= most_of_one}
     if too_large:
         raise InvalidRequest(
-            f"a file of a folder has at most {format_bytes(most_of_one)}, but: {_largest(too_large)}{advice}"
+            f"a file of a folder has at most {format_bytes(most_of_one)}, but: {largest(too_large)}{advice}"
         )
     if total_bytes > most_bytes:
         raise InvalidRequest(
             f"the folder has {format_bytes(total_bytes)} in {len(sizes):,} files, and at most "
-            f"{format_bytes(most_bytes)} travel with a job; the largest: {_largest(sizes)}{advice}"
+            f"{format_bytes(most_bytes)} travel with a job; the largest: {largest(sizes)}{advice}"
         )
     if len(sizes) > most_files:
         counts: dict[str, int] = {}
@@ -130,9 +130,10 @@ def import_roots(file: Path, folder: Path) -> list[Path]:
     return [each for each in dict.fromkeys((file.parent, folder, folder / "src")) if each.is_dir()]
 
 
-def _largest(sizes: dict[str, int]) -> str:
-    largest = sorted(sizes, key=lambda path: -sizes[path])[:_NAMED]
-    return ", ".join(f"{path[:200]} ({format_bytes(sizes[path])})" for path in largest)
+def largest(sizes: dict[str, int]) -> str:
+    """The largest files among these, by path, for people."""
+    first = sorted(sizes, key=lambda path: -sizes[path])[:_NAMED]
+    return ", ".join(f"{path[:200]} ({format_bytes(sizes[path])})" for path in first)
 
 
 def problem_with_path(path: str) -> str:

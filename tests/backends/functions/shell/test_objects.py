@@ -144,7 +144,7 @@ def test_the_folder_of_a_job_is_shipped_whole_from_its_copy_or_its_archive(objec
     tree = sent_tree(contents, files)
     folder = folder_of_tree(tree, "pkg/task.py", "pkg")
     make_copy(tree, contents.open, tmp_path / "copy")
-    write_archive(contents, tree, tmp_path / "folder.zip")
+    write_archive(contents.open, tree, tmp_path / "folder.zip")
     objects.store.put(f"workloads/j/{folder_name(folder)}", (tmp_path / "folder.zip").read_bytes())
     for place in (str(tmp_path / "copy/pkg/task.py"), "workloads/j/source/task.py"):
         entrypoint = Entrypoint(source_path=place, folder=folder)

@@ -41,7 +41,7 @@ def make_pod() -> PodState:
         replica_id="job.0",
         workload_id="job",
         key=Key("ml", "job-0"),
-        device_id="n/0",
+        device_ids=("n/0",),
         node_id="n",
         uid="u",
         state=PodLifecycle.RUNNING,

@@ -52,7 +52,7 @@ class Stage:
 
     def pod(self, number: int = 0) -> PodState:
         """A pod that waits for its container."""
-        fields = {"replica_id": f"job.{number}", "key": Key("ml", f"job-{number}"), "device_id": f"n/{number}"}
+        fields = {"replica_id": f"job.{number}", "key": Key("ml", f"job-{number}"), "device_ids": (f"n/{number}",)}
         pod = self.pods.enter(PodState(workload_id="job", node_id="n", uid=f"u{number}", **fields))  # type: ignore[arg-type]
         return self.show(pod, {"waiting": {"reason": "ContainerCreating"}})
 

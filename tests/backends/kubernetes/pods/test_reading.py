@@ -43,7 +43,7 @@ def ended(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]
 
 def test_a_running_pod() -> None:
     reading = read_pod(pod(state={"running": {}}))
-    assert (reading.replica_id, reading.workload_id, reading.device_id) == ("job.0", "job", "node/1")
+    assert (reading.replica_id, reading.workload_id, reading.device_ids) == ("job.0", "job", ("node/1",))
     assert (reading.uid, reading.term, reading.node, reading.address) == ("u1", 4, "node", "10.0.0.9")
     assert reading.is_running
     assert reading.is_ready

@@ -53,7 +53,7 @@ class ScriptedPods:
 
 
 def reading_of(**seen: Any) -> Reading:
-    nothing = {"replica_id": "", "workload_id": "", "device_id": "", "node": "n", "uid": "", "term": 0, "address": ""}
+    nothing = {"replica_id": "", "workload_id": "", "device_ids": (), "node": "n", "uid": "", "term": 0, "address": ""}
     flags = dict.fromkeys(("is_running", "is_ready", "is_ending", "is_over"), False)
     return Reading(**{**nothing, **flags, **seen})
 
@@ -98,7 +98,7 @@ class Stage:
             replica_id=action.replica_id,
             workload_id="job",
             key=Key("ml", f"job-{number}"),
-            device_id=action.device_id,
+            device_ids=action.device_ids,
             node_id="n",
             uid=f"u{number}",
             state=PodLifecycle.RUNNING,

@@ -13,6 +13,7 @@ from kits.kubernetes.kubelet_player import spec_of
 from kits.kubernetes.pod_security import violations
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.client.overlay import merge
+from springtide.backends.kubernetes.pods.reading import devices_in
 from springtide.backends.kubernetes.pods.spec import (
     SPEC_VARIABLE,
     label_value,
@@ -54,7 +55,7 @@ def start(workload=JOB, number=0, **changes) -> StartReplica:
 
 
 def pod_of(action=None, settings=SETTINGS, **options):
-    return make_pod(action or start(), settings, NODE.devices[2], term=7, **options)
+    return make_pod(action or start(), settings, NODE.devices[2:3], term=7, **options)
 
 
 def container_of(pod):
@@ -64,6 +65,24 @@ def container_of(pod):
 
 def variables_of(pod):
     return {each["name"]: each.get("value") for each in container_of(pod)["env"]}
+
+
+def test_a_pod_requests_all_devices_of_its_worker_and_says_which_they_are() -> None:
+    action = start(more_devices=("node-1/3", "node-1/0"))
+    devices = [NODE.devices[index] for index in (2, 3, 0)]
+    pod = make_pod(action, SETTINGS, devices, term=7)
+    resources = container_of(pod)["resources"]
+    assert (resources["requests"]["nvidia.com/gpu"], resources["limits"]["nvidia.com/gpu"]) == ("3", "3")
+    assert (resources["requests"]["cpu"], resources["requests"]["memory"]) == ("2", "2Gi"), "they are those of a pod"
+    assert devices_in(pod["metadata"]["annotations"]) == ("node-1/2", "node-1/3", "node-1/0")
+    spec = spec_of(pod)
+    assert spec is not None
+    assert (spec.num_devices, spec.device_index, spec.num_threads) == (3, 0, 2)
+    assert "NVIDIA_VISIBLE_DEVICES" not in variables_of(pod), "the device plugin chooses"
+    uncounted = make_pod(action, SETTINGS, devices, term=7, counts_resource=False)
+    assert variables_of(uncounted)["NVIDIA_VISIBLE_DEVICES"] == "2,3,0"
+    assert "nvidia.com/gpu" not in container_of(uncounted)["resources"]["limits"]
+    assert names.MORE_DEVICES_ANNOTATION not in pod_of()["metadata"]["annotations"]
 
 
 @given(st.lists(st.text(min_size=1, max_size=90), min_size=2, max_size=8, unique=True))

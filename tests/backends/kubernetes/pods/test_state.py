@@ -142,7 +142,7 @@ class Subject:
     def __init__(self) -> None:
         self.table = PodTable(Thread(), Cache(POD), StillReactor(), "mine", 5)  # type: ignore[arg-type]
         self.pod = self.table.enter(
-            PodState(replica_id="job.0", workload_id="job", key=Key("ml", "job-0"), device_id="n/0", node_id="n")
+            PodState(replica_id="job.0", workload_id="job", key=Key("ml", "job-0"), device_ids=("n/0",), node_id="n")
         )
 
     def apply(self, event: str) -> None:
@@ -182,7 +182,7 @@ def test_each_combination_of_the_old_flags_is_one_state(events: list[str]) -> No
 @pytest.mark.parametrize("state", PodLifecycle)
 def test_what_is_no_edge_raises(state: PodLifecycle) -> None:
     for target in PodLifecycle:
-        pod = PodState(replica_id="r", workload_id="w", key=Key("", ""), device_id="d", node_id="n", state=state)
+        pod = PodState(replica_id="r", workload_id="w", key=Key("", ""), device_ids=("d",), node_id="n", state=state)
         if target is state or target in EDGES[state]:
             pod.move(target)
             assert pod.state is target

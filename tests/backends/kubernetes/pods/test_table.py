@@ -46,13 +46,12 @@ class Stage:
         self.version = 0
 
     def pod(self, number: int = 0, **changes: Any) -> PodState:
-        fields = {"uid": f"u{number}"} | changes
+        fields = {"uid": f"u{number}", "device_ids": (f"n/{number}",)} | changes
         return self.table.enter(
             PodState(
                 replica_id=f"job.{number}",
                 workload_id="job",
                 key=Key("ml", f"job-{number}"),
-                device_id=f"n/{number}",
                 node_id="n",
                 **fields,
             )
@@ -92,6 +91,20 @@ class Stage:
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     return Stage(monkeypatch)
+
+
+def test_a_pod_holds_each_of_its_devices_until_it_has_left(stage: Stage) -> None:
+    pod = stage.pod(device_ids=("n/0", "n/3"))
+    stage.table.open()
+    stage.show()
+    held = ("n/0", "n/1", "n/3")
+    assert [stage.table.holder(each, is_sharer=False) for each in held] == [pod, None, pod]
+    stage.show(phase="Failed")
+    stage.table.note_journaled("job.0")
+    stage.thread.of("job-0")[0]["done"](False)
+    assert stage.pod(1, device_ids=("n/3", "n/4")) is stage.table.holder("n/3", is_sharer=False)
+    assert stage.table.holder("n/0", is_sharer=False) is None
+    assert pod not in [each for found in stage.table._of_device.values() for each in found]
 
 
 def test_absence_is_believed_only_from_the_api_server_itself(stage: Stage) -> None:

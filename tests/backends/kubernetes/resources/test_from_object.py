@@ -10,6 +10,7 @@ import pytest
 from springtide.backends.kubernetes.resources.from_object import (
     NAME_ANNOTATION,
     check_job_spec,
+    check_kept,
     check_service_spec,
     container_settings,
     deadline_s,
@@ -325,3 +326,18 @@ def test_digests_of_parts_are_the_same_for_what_a_cache_holds():
 def test_a_workload_may_be_called_otherwise_than_its_object():
     assert workload_name(obj_of({})) == "digits"
     assert workload_name(obj_of({}, annotations={NAME_ANNOTATION: "fit"})) == "fit"
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("requirements", {"source": {"folder": {"path": "a.py"}}}),
+        ("source.folder", {"source": {}, "requirements": ["x"]}),
+    ],
+)
+def test_what_an_older_definition_drops_is_noticed(name, made):
+    spec = {"source": {"folder": {"path": "a.py"}}, "requirements": ["x"], "env": {}}
+    asked = {"kind": "TrainingFunction", "spec": spec}
+    check_kept(asked, {"spec": {"source": spec["source"], "requirements": ["x"]}})
+    with pytest.raises(InvalidRequest, match=rf"drops spec\.{name}; .*k8s crds \| kubectl apply"):
+        check_kept(asked, {"spec": made})

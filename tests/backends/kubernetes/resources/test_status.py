@@ -75,6 +75,16 @@ def job(**changes):
     return JobStatus(**(fields | changes))
 
 
+def test_all_devices_of_each_worker_are_told_in_rank_order() -> None:
+    held = {"state": "READY", "started_at_s": 12.0}
+    replicas = (
+        ReplicaStatus(replica_id="r1", device_id="n2/0", more_devices=("n2/1",), rank=1, **held),
+        ReplicaStatus(replica_id="r0", device_id="n1/3", more_devices=("n1/0",), rank=0, **held),
+    )
+    told = job_told(job(replicas=replicas), offset_s=OFFSET_S)
+    assert (told["plan"]["workers"], told["plan"]["devices"]) == (2, ["n1/3", "n1/0", "n2/0", "n2/1"])
+
+
 def service(**changes):
     fields = {
         "service_id": "echo",

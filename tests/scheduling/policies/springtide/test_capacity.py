@@ -21,7 +21,7 @@ from springtide.scheduling.policies.springtide.capacity import (
     promisable_capacity,
 )
 from springtide.scheduling.policies.springtide.memory import State, costs_of
-from springtide.scheduling.policies.springtide.moves import delays, jobs_to_stop_first
+from springtide.scheduling.policies.springtide.moves import delays, jobs_to_stop_first, without_waits
 from springtide.scheduling.policies.springtide.policy import DerivedPromises, Springtide
 from springtide.solvers.reservations.reservation_table import ReservationTable
 
@@ -258,6 +258,11 @@ def test_who_gets_a_movers_devices_waits_until_it_is_warm() -> None:
     swap = {"mover": held["shrinks"], "shrinks": held["mover"]}
     (first,) = jobs_to_stop_first(snapshot, swap)
     assert delays(state, snapshot, swap)["mover" if first == "shrinks" else "shrinks"] == 0.0
+    # Each of 1,500 takes the device of the next one.
+    line = {f"job-{index}": _given(f"n0/{index}") for index in range(1500)}
+    snapshot = Snapshot(now_s=0.0, cluster=WHOLE, allocations=line)
+    waits_s = delays(state, snapshot, {f"job-{index}": _given(f"n0/{index + 1}") for index in range(1500)})
+    assert waits_s["job-0"] == pytest.approx(1499 * costs.later[1])
 
 
 def test_parts_of_a_node_are_told_apart() -> None:
@@ -280,3 +285,27 @@ def test_after_any_of_this_the_book_is_sound() -> None:
         state = derived.state
         assert state is not None
         assert verify(state.reservations) == []
+
+
+@pytest.mark.parametrize(
+    ("grows", "replica", "grown"),
+    [
+        (("n0/3", "n0/4"), ("n0/4",), ("n0/3", "n0/0")),
+        # It moves itself: others may wait for it.
+        (("n0/4",), ("n0/0",), ("n0/4",)),
+        # It keeps its size: the idle device is left.
+        (("n0/3",), ("n0/4",), ("n0/3",)),
+    ],
+)
+def test_a_replica_waits_for_no_job_that_moves_where_a_growing_one_can(grows, replica, grown) -> None:
+    held = {"moves": _given("n0/0"), "grows": _given("n0/3"), "shrinks": _given("n0/1", "n0/2", "n0/5")}
+    placed = {
+        "echo": _given("n0/0"),
+        "moves": _given("n0/5"),
+        "grows": _given(*grows),
+        "shrinks": _given("n0/1", "n0/2"),
+    }
+    cluster = Topology(nodes=(make_node("n0", 6),))
+    result = without_waits(placed, Snapshot(now_s=0.0, cluster=cluster, allocations=held), ["echo"], ["moves", "grows"])
+    assert (result["echo"].device_ids, result["grows"].device_ids) == (replica, grown)
+    assert (result["moves"], result["shrinks"]) == (placed["moves"], placed["shrinks"])

@@ -81,6 +81,18 @@ def test_nobody_is_shrunk_while_it_is_measured() -> None:
     assert settled.reasons["a"] == "2 devices were no faster than 1: 4 against 10 samples a second"
 
 
+@pytest.mark.parametrize("deadline_s", [None, 300.0], ids=["best effort", "a deadline"])
+def test_a_job_that_is_measured_keeps_its_size_but_not_from_one_that_could_not_run(deadline_s) -> None:
+    platform = Platform()
+    platform.begin()
+    view = measured(SLOWER, told_s=102.0)
+    assert counts(platform.ask(102.0, view)) == {"a": 2}
+    other = make_view("b", at_s=103.0, steps=500, profile={}, deadline_s=deadline_s)
+    plan = platform.ask(103.0, view, other)
+    assert counts(plan) == {"a": 1, "b": 1}
+    assert plan.reasons["a"] == "'b' needs 1 device"
+
+
 def shrunk(platform: Platform, **goal) -> Plan:
     """It was measured on two devices at a bad moment, and has run on one since 126 s."""
     platform.begin(**goal)

@@ -91,6 +91,21 @@ def test_aligned_jobs_that_may_all_move_can_always_be_packed(seed: int) -> None:
         taken |= bits
 
 
+@pytest.mark.parametrize(("num_jobs", "fits"), [(64, True), (65, False), (1500, False)])
+def test_a_chain_of_moves_ends(num_jobs: int, fits: bool) -> None:
+    layout = layout_of(Topology(nodes=tuple(make_node(f"n{index}", 8) for index in range(num_jobs + 1))))
+    # Each job of eight lies on the halves of two nodes: one that gets a node to itself moves its neighbour.
+    jobs = {f"job-{index:04}": 0xFF << 8 * index + 4 for index in range(num_jobs)}
+    places = {"stays": 0xF, **jobs}
+    packing = Packing(layout, places, set(jobs))
+    assert packing.gather("job-0000") is fits
+    if fits:
+        assert packing.moved == set(jobs)
+        assert {len(layout.nodes_of(bits)) for bits in packing.places.values()} == {1}
+    else:
+        assert (packing.places, packing.moved) == (places, set())
+
+
 def test_the_reserve_pays_for_a_move() -> None:
     rates = (0.0, 1.0, 2.0)
     costs = Costs(lambda _: 5.0, [0.0, 5.0, 5.0], [0.0, 5.0, 5.0])

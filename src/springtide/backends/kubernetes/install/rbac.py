@@ -108,7 +108,12 @@ WORKLOAD_RULES: tuple[Rule, ...] = (
         verbs=("patch",),
         reason="it tells how workloads stand",
     ),
-    Rule(group="", resources=("configmaps",), verbs=("get",), reason="the source of a workload may be a ConfigMap"),
+    Rule(
+        group="",
+        resources=("configmaps",),
+        verbs=("get",),
+        reason="the source of a workload may be a ConfigMap, and parts of its folder are",
+    ),
 )
 NODE_EVENT_RULES: tuple[Rule, ...] = (
     Rule(

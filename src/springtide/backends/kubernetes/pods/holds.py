@@ -35,6 +35,10 @@ class StartHolds:
 
     def _look(self, replica: PodReplica, now_s: float) -> None:
         handle = replica.handle
+        if replica.is_preparing:
+            # The worker itself says what it waits for.
+            handle.told_hold = ""
+            return
         has_begun = replica.phase not in (MemberPhase.QUEUED, MemberPhase.SPAWNING)
         if has_begun or (handle.pod is not None and handle.pod.phase == "running"):
             if handle.told_hold != "":

@@ -1,11 +1,11 @@
-"""Turns a StartReplica into a pod: one at a time on each device, after older writers of the job are fenced off."""
+"""Turns a StartReplica into a pod: one at a time on its devices, after older writers of the job are fenced off."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.kubernetes.client.errors import QuotaExceeded
@@ -20,7 +20,7 @@ from springtide.core.errors import BackendError
 from springtide.core.resources import Device, DeviceId, HostResources, Node, NodeId
 from springtide.core.tokens import workload_key
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.placement.room import demand_of
+from springtide.scheduling.placement.demand import demand_of
 
 
 class Machines(Protocol):
@@ -33,6 +33,13 @@ class Machines(Protocol):
     def counts_resource(self, node_id: NodeId) -> bool:
         """Whether the kubelet of that node counts devices by the extended resource."""
         ...
+
+
+class _Place(NamedTuple):
+    """The devices of one replica, and the node that all of them are of."""
+
+    node: Node
+    devices: list[Device]
 
 
 class PodLauncher:
@@ -70,17 +77,18 @@ class PodLauncher:
         quota.on_room = self.pump
 
     def start(self, action: StartReplica) -> None:
-        """Start one replica, unless it has existed before. Raises BackendError if there is no such device."""
+        """Start one replica, unless it has existed before. Raises BackendError if a device of it is not there."""
         table = self._table
         if table.has_existed(action.replica_id):
             table.counts["repeated_actions"] += 1
             return
-        found = self._machines.find(action.device_id)
-        if found is None:
-            raise BackendError(f"there is no device {action.device_id}: its node is not there, or has fewer devices")
+        place = self._place_of(action)
+        if place is None:
+            missing = self._missing_of(action)
+            raise BackendError(f"there is no device {missing}: its node is not there, or has fewer devices")
         self._raise_fence(action)
         replica = self._driver.make_replica(action)
-        replica.handle.node_id = found[0].node_id
+        replica.handle.node_id = place.node.node_id
         self._queue.append(replica)
         self.pump()
 
@@ -119,23 +127,23 @@ class PodLauncher:
 
     def state_of(self, action: StartReplica) -> PodState:
         """The state of a replica's pod before its object is read."""
-        found = self._machines.find(action.device_id)
+        place = self._place_of(action)
         return PodState(
             replica_id=action.replica_id,
             workload_id=action.workload_id,
             key=self._key_of(action),
-            device_id=action.device_id,
-            node_id=found[0].node_id if found is not None else NodeId(""),
-            requests=_requests(action, found[0]) if found is not None else None,
+            device_ids=action.device_ids,
+            node_id=place.node.node_id if place is not None else NodeId(""),
+            requests=_requests(action, place.node) if place is not None else None,
             is_sharer=action.share is not None,
         )
 
     def pod_like(self, replica: PodReplica) -> Object | None:
-        """A pod like a replica's, under another name; None if its device is gone."""
-        found = self._machines.find(replica.action.device_id) if replica.action is not None else None
-        if replica.action is None or found is None:
+        """A pod like a replica's, under another name; None if a device of it is gone."""
+        place = self._place_of(replica.action) if replica.action is not None else None
+        if replica.action is None or place is None:
             return None
-        obj = self._object_of(replica.action, *found)
+        obj = self._object_of(replica.action, place)
         obj["metadata"]["name"] = f"{obj['metadata']['name'][:56]}-probe"
         return obj
 
@@ -153,9 +161,10 @@ class PodLauncher:
         assert action is not None, "only what was asked for is started"
         if self._driver.is_fencing(action.workload_id):
             return "older writers of the job are being fenced off in the object store"
-        holder = self._pods.holder(action.device_id, is_sharer=action.share is not None)
-        if holder is not None:
-            return f"{action.device_id} is held by pod {holder.key.name} until that is gone: {holder.reason}"
+        for device_id in action.device_ids:
+            holder = self._pods.holder(device_id, is_sharer=action.share is not None)
+            if holder is not None:
+                return f"{device_id} is held by pod {holder.key.name} until that is gone: {holder.reason}"
         if replica.replica_id in self._pods.pods:
             return "an earlier pod of that name is not gone yet"
         leaving = self._in_the_way(action)
@@ -167,12 +176,12 @@ class PodLauncher:
         """A pod that is ending, if the node has no room for the new one before that. Otherwise its kubelet decides."""
         node_id = NodeId(action.device_id.rpartition("/")[0])
         leaving = [pod for pod in self._leaving if pod.node_id == node_id]
-        found = self._machines.find(action.device_id) if leaving else None
-        if found is None or found[0].room is None:
+        place = self._place_of(action) if leaving else None
+        if place is None or place.node.room is None:
             return None
         here = [pod for pod in self._pods.pods.values() if pod.node_id == node_id and not pod.is_over]
-        free = found[0].room.free - sum((pod.requests for pod in here if pod.requests), start=HostResources())
-        return None if _requests(action, found[0]).times_in(free, 1) else leaving[0]
+        free = place.node.room.free - sum((pod.requests for pod in here if pod.requests), start=HostResources())
+        return None if _requests(action, place.node).times_in(free, 1) else leaving[0]
 
     def _make(self, replica: PodReplica) -> None:
         assert replica.action is not None, "only what was asked for is started"
@@ -191,12 +200,12 @@ class PodLauncher:
         """Order a pod to be created and bound; False if that is impossible, and the replica is lost."""
         action = replica.action
         assert action is not None, "only what was asked for is started"
-        found = self._machines.find(action.device_id)
-        if found is None:
-            self._table.lose(replica, f"there is no device {action.device_id} any more")
+        place = self._place_of(action)
+        if place is None:
+            self._table.lose(replica, f"there is no device {self._missing_of(action)} any more")
             return False
         try:
-            obj = self._object_of(action, *found)
+            obj = self._object_of(action, place)
             key = workload_key(self._master_key, action.workload_id)
             secret = make_secret(action.workload, self._settings, key, self._credentials)
         except BackendError as error:
@@ -213,9 +222,18 @@ class PodLauncher:
     def _key_of(self, action: StartReplica) -> Key:
         return Key(namespace_of(action.workload, self._settings), pod_name(action.replica_id))
 
-    def _object_of(self, action: StartReplica, node: Node, device: Device) -> Object:
-        counts = self._machines.counts_resource(node.node_id)
-        return make_pod(action, self._settings, device, term=self._term, counts_resource=counts)
+    def _place_of(self, action: StartReplica) -> _Place | None:
+        """The devices of a replica and their node; None if one of them is not there."""
+        found = [self._machines.find(device_id) for device_id in action.device_ids]
+        there = [each for each in found if each is not None]
+        return _Place(there[0][0], [device for _, device in there]) if len(there) == len(found) else None
+
+    def _missing_of(self, action: StartReplica) -> DeviceId:
+        return next((each for each in action.device_ids if self._machines.find(each) is None), action.device_id)
+
+    def _object_of(self, action: StartReplica, place: _Place) -> Object:
+        counts = self._machines.counts_resource(place.node.node_id)
+        return make_pod(action, self._settings, place.devices, term=self._term, counts_resource=counts)
 
     def _on_over(self, pod: PodState) -> None:
         self._quota.released(pod.key.namespace)
@@ -256,4 +274,5 @@ class PodLauncher:
 
 def _requests(action: StartReplica, node: Node) -> HostResources:
     # The pod of a sharer requests no device.
-    return demand_of(action.workload.container, action.share).on(node, is_beside=action.share is not None)
+    demand = demand_of(action.workload.container, action.share, len(action.device_ids))
+    return demand.on(node, is_beside=action.share is not None)

@@ -7,11 +7,11 @@ from collections import defaultdict
 
 from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.control_channel.replica_table import ReplicaTable
-from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.client.cache import Cache
 from springtide.backends.kubernetes.client.thread import ApiThread
 from springtide.backends.kubernetes.nodes.registry import NodeTable
 from springtide.backends.kubernetes.pods.driver import PodHandle
+from springtide.backends.kubernetes.pods.reading import devices_in
 from springtide.backends.kubernetes.pods.table import PodTable
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.resources import DeviceId, NodeId
@@ -72,16 +72,16 @@ class PodMachines:
                 continue
             talks = replica.heard_at_s > 0.0 and now_s - replica.heard_at_s < self._lost_after_s
             if talks or replica.phase is MemberPhase.ADOPTING:
-                held[pod.node_id].append(pod.device_id)
+                held[pod.node_id].extend(pod.device_ids)
         return held
 
     def _found(self) -> dict[NodeId, list[DeviceId]]:
         found: dict[NodeId, list[DeviceId]] = defaultdict(list)
         for obj in self._cache.objects():
             is_over = (obj.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-            device = (obj["metadata"].get("annotations") or {}).get(names.DEVICE_ANNOTATION, "")
-            if device and not is_over:
-                found[NodeId((obj.get("spec") or {}).get("nodeName", ""))].append(DeviceId(device))
+            if not is_over:
+                node_id = NodeId((obj.get("spec") or {}).get("nodeName", ""))
+                found[node_id].extend(devices_in(obj["metadata"].get("annotations") or {}))
         return found
 
     def _check(self) -> None:

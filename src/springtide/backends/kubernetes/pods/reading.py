@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.pods.spec import CONTAINER_NAME
+from springtide.core.resources import DeviceId
 
 # Reasons for which a container waits that only a person can fix.
 STUCK_REASONS = frozenset(
@@ -43,7 +44,7 @@ class Reading(NamedTuple):
 
     replica_id: str
     workload_id: str
-    device_id: str
+    device_ids: tuple[DeviceId, ...]
     node: str
     uid: str
     term: int
@@ -76,7 +77,7 @@ def read_pod(pod: Mapping[str, Any]) -> Reading:
     return Reading(
         replica_id=annotations.get(names.REPLICA_ANNOTATION, ""),
         workload_id=annotations.get(names.WORKLOAD_ANNOTATION, ""),
-        device_id=annotations.get(names.DEVICE_ANNOTATION, ""),
+        device_ids=devices_in(annotations),
         node=node,
         uid=metadata.get("uid", ""),
         term=_number(labels.get(names.TERM_LABEL, "")),
@@ -95,6 +96,12 @@ def read_pod(pod: Mapping[str, Any]) -> Reading:
         else "",
         was_refused=phase == "Failed" and _has_never_started(status, container),
     )
+
+
+def devices_in(annotations: Mapping[str, str]) -> tuple[DeviceId, ...]:
+    """The devices that a pod holds by its annotations, the first of its worker first; none if they name none."""
+    first, more = (annotations.get(name, "") for name in (names.DEVICE_ANNOTATION, names.MORE_DEVICES_ANNOTATION))
+    return tuple([DeviceId(device_id) for device_id in (first, *more.split(",")) if device_id])
 
 
 class Making(NamedTuple):

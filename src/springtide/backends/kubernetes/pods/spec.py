@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -95,10 +95,10 @@ def _with_digest(text: str, limit: int) -> str:
 # --- the spec of the worker ------------------------------------------------------------------------------------------
 
 
-def worker_spec(action: StartReplica, settings: KubernetesSettings, device: Device) -> WorkerSpec:
+def worker_spec(action: StartReplica, settings: KubernetesSettings) -> WorkerSpec:
     """The spec that the worker starts with, without its token: it derives that from the key of its workload."""
     workload = action.workload
-    # A pod with a whole device of the GPU plugin sees only that one; a sharer's pod sees all.
+    # A pod with whole devices sees only these, from 0 on; a sharer's pod sees all, and is told which one is its own.
     return WorkerSpec(
         workload=workload,
         replica_id=action.replica_id,
@@ -109,6 +109,7 @@ def worker_spec(action: StartReplica, settings: KubernetesSettings, device: Devi
         log_path=LOG_PATH,
         device_index=0,
         device_kind=settings.device_kind,
+        num_devices=len(action.device_ids),
         num_threads=_num_threads(_cpu_of(workload, settings)),
         restore=action.restore,
         lease_s=settings.worker_lease_s,
@@ -124,27 +125,27 @@ def worker_spec(action: StartReplica, settings: KubernetesSettings, device: Devi
 def make_pod(
     action: StartReplica,
     settings: KubernetesSettings,
-    device: Device,
+    devices: Sequence[Device],
     *,
     term: int,
     counts_resource: bool = True,
 ) -> dict[str, Any]:
-    """The pod of one replica on one device, without a node: that is the Binding's to say.
+    """The pod of one replica on its devices, all of one node, without that node: that is the Binding's to say.
 
-    `term` is the number of the leadership that makes it. `counts_resource` says that the device's node has the extended
+    `term` is the number of the leadership that makes it. `counts_resource` says that the devices' node has the extended
     resource `settings.device_resource`. Raises BackendError with the mend where the settings do not suffice.
     """
-    spec = worker_spec(action, settings, device)
+    spec = worker_spec(action, settings)
     text = msgspec.json.encode(spec).decode()
     if len(text) > _MAX_SPEC_BYTES:
         raise BackendError(
             f"what {action.replica_id} has to be told takes {len(text)} bytes, and a pod's environment holds "
-            f"{_MAX_SPEC_BYTES}: shorten its params"
+            f"{_MAX_SPEC_BYTES}: shorten its params, variables and requirements"
         )
-    shares = share_parts(action.share, device, settings)
-    metadata = _metadata(action, settings, device, term)
+    shares = share_parts(action.share, devices[0], settings)
+    metadata = _metadata(action, settings, devices, term)
     metadata["annotations"] |= shares.annotations
-    container = _container(action, settings, device, text, counts_resource)
+    container = _container(action, settings, devices, text, counts_resource)
     container["env"] += shares.environment
     container["volumeMounts"] += shares.mounts
     pod_spec = {
@@ -215,8 +216,10 @@ def grace_of(workload: TrainingJob | InferenceService, settings: KubernetesSetti
     return max(workload.grace_s, settings.grace_s)
 
 
-def _metadata(action: StartReplica, settings: KubernetesSettings, device: Device, term: int) -> dict[str, Any]:
-    workload = action.workload
+def _metadata(
+    action: StartReplica, settings: KubernetesSettings, devices: Sequence[Device], term: int
+) -> dict[str, Any]:
+    workload, more = action.workload, ",".join([device.device_id for device in devices[1:]])
     return {
         "name": pod_name(action.replica_id),
         "namespace": namespace_of(workload, settings),
@@ -232,15 +235,16 @@ def _metadata(action: StartReplica, settings: KubernetesSettings, device: Device
         "annotations": {
             names.WORKLOAD_ANNOTATION: action.workload_id,
             names.REPLICA_ANNOTATION: action.replica_id,
-            names.DEVICE_ANNOTATION: device.device_id,
-            names.DEVICE_INDEX_ANNOTATION: str(device.index),
+            names.DEVICE_ANNOTATION: devices[0].device_id,
+            names.DEVICE_INDEX_ANNOTATION: str(devices[0].index),
+            **({names.MORE_DEVICES_ANNOTATION: more} if more else {}),
         },
         **_owners(workload),
     }
 
 
 def _container(
-    action: StartReplica, settings: KubernetesSettings, device: Device, spec_text: str, counts_resource: bool
+    action: StartReplica, settings: KubernetesSettings, devices: Sequence[Device], spec_text: str, counts_resource: bool
 ) -> dict[str, Any]:
     workload, own, given = action.workload, _own(action.workload), settings.pod
     image = own.image or given.image
@@ -251,7 +255,7 @@ def _container(
         "name": CONTAINER_NAME,
         "image": image,
         "command": [*command, "pod"],
-        "env": _environment(action, settings, device, spec_text, counts_resource),
+        "env": _environment(action, settings, devices, spec_text, counts_resource),
         "envFrom": [{"secretRef": {"name": name}} for name in own.secrets],
         "resources": _resources(action, settings, counts_resource),
         "securityContext": {
@@ -290,7 +294,7 @@ def _serving() -> dict[str, Any]:
 
 
 def _environment(
-    action: StartReplica, settings: KubernetesSettings, device: Device, spec_text: str, counts_resource: bool
+    action: StartReplica, settings: KubernetesSettings, devices: Sequence[Device], spec_text: str, counts_resource: bool
 ) -> list[dict[str, Any]]:
     secret = secret_name(action.workload_id)
     variables: list[dict[str, Any]] = [
@@ -307,8 +311,9 @@ def _environment(
         ]
     if settings.device_kind == "gpu" and (is_enforced(settings) or action.share is not None or not counts_resource):
         # The kubelet hands out no part of a device and, where devices are shared, might hand out one that others share:
-        # then the container is told which one it is on. Elsewhere the device plugin chooses.
-        variables.append({"name": "NVIDIA_VISIBLE_DEVICES", "value": str(device.index)})
+        # then the container is told which ones are its own. Elsewhere the device plugin chooses.
+        visible = ",".join([str(device.index) for device in devices])
+        variables.append({"name": "NVIDIA_VISIBLE_DEVICES", "value": visible})
     taken = {variable["name"] for variable in variables}
     given = _own(action.workload).environment
     variables += [{"name": name, "value": _escape(value)} for name, value in given.items() if name not in taken]
@@ -328,7 +333,7 @@ def _resources(action: StartReplica, settings: KubernetesSettings, counts_resour
     if memory:
         requests["memory"] = limits["memory"] = memory
     if counts_resource and action.share is None and settings.device_resource:
-        requests[settings.device_resource] = limits[settings.device_resource] = "1"
+        requests[settings.device_resource] = limits[settings.device_resource] = str(len(action.device_ids))
     return {"requests": requests, "limits": limits}
 
 

@@ -16,7 +16,7 @@ from springtide.core.workload import ReplicaId, WorkloadId
 
 
 class PodLifecycle(enum.Enum):
-    """Until OVER a pod holds its device. ENDING: its deletion was requested, by the platform or from outside.
+    """Until OVER a pod holds its devices. ENDING: its deletion was requested, by the platform or from outside.
 
     OVER: none of its containers runs, but its object exists. GONE: the API server has no such object any more.
     REMOVING: the deletion of its object was requested. FORGOTTEN: it has left the table.
@@ -85,7 +85,7 @@ class PodState:
     replica_id: ReplicaId
     workload_id: WorkloadId
     key: Key
-    device_id: DeviceId
+    device_ids: tuple[DeviceId, ...]
     node_id: NodeId
     requests: HostResources | None = None
     is_sharer: bool = False

@@ -2,7 +2,7 @@
 
 Decisions compare what is wanted of a pod with what the cache shows; a notification only says which pod to compare. A
 pod is over when its containers have ended, when the API server itself says that there is no such pod, or when its
-node is gone; until then it holds its device. Its object is deleted only once its end is in the journal, so that a new
+node is gone; until then it holds its devices. Its object is deleted only once its end is in the journal, so that a new
 control plane still finds out how it ended.
 """
 
@@ -92,7 +92,8 @@ class PodTable:
         pod.since_s = time.monotonic()
         self.pods[pod.replica_id] = pod
         self._by_key[pod.key] = pod
-        self._of_device[pod.device_id].append(pod)
+        for device_id in pod.device_ids:
+            self._of_device[device_id].append(pod)
         return pod
 
     def find(self, replica_id: ReplicaId, key: Key) -> Object | None:
@@ -270,9 +271,10 @@ class PodTable:
             del self.pods[pod.replica_id]
         if self._by_key.get(pod.key) is pod:
             del self._by_key[pod.key]
-        others = [other for other in self._of_device.pop(pod.device_id, ()) if other is not pod]
-        if others:
-            self._of_device[pod.device_id] = others
+        for device_id in pod.device_ids:
+            others = [other for other in self._of_device.pop(device_id, ()) if other is not pod]
+            if others:
+                self._of_device[device_id] = others
         self.on_left(pod)
 
     def _remove(self, pod: PodState, grace: int) -> None:
@@ -390,13 +392,13 @@ class PodTable:
             replica_id=ReplicaId(reading.replica_id),
             workload_id=WorkloadId(reading.workload_id),
             key=key_of(obj),
-            device_id=DeviceId(reading.device_id),
+            device_ids=reading.device_ids,
             node_id=NodeId(reading.node),
             uid=reading.uid,
             awaiting=frozenset(),
         )
         if stray.replica_id not in self.pods and stray.key not in self._by_key:
-            # It holds its device until it is gone, like any other pod.
+            # It holds its devices until it is gone, like any other pod.
             self.enter(stray)
         if reading.is_over:
             self._finish(stray, reading.exit_code, reading.end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -29,7 +30,7 @@ from springtide.backends.kubernetes.client.kinds import (
     uid_of,
 )
 from springtide.backends.kubernetes.client.thread import ApiThread
-from springtide.backends.kubernetes.resources.from_object import trimmed
+from springtide.backends.kubernetes.resources.from_object import PART_KEY, trimmed
 from springtide.backends.kubernetes.settings import PLATFORM_LABEL
 from springtide.core.errors import BackendError, InvalidRequest
 
@@ -148,6 +149,12 @@ class Objects:
         """The texts of a ConfigMap; None if there is none. Raises BackendError."""
         found = self._call(lambda api: api.find(CONFIG_MAP, name, namespace))
         return None if found is None else dict(found.get("data") or {})
+
+    def config_map_part(self, namespace: str, name: str) -> bytes | None:
+        """The part of a folder's archive that a ConfigMap holds; None if there is none. Raises BackendError."""
+        found = self._call(lambda api: api.find(CONFIG_MAP, name, namespace))
+        text = None if found is None else (found.get("binaryData") or {}).get(PART_KEY)
+        return None if text is None else base64.b64decode(text)
 
     def _call(self, task: Callable[[KubeApi], Coroutine[Any, Any, ResultT]]) -> ResultT:
         return self._api_thread.call(task, CALL_TIMEOUT_S)

@@ -31,10 +31,14 @@ from springtide.core.workload import MAX_VIRTUAL_SHARDS
 # The workload's id, if that is not the object's own name; and the digest of the request that created it.
 NAME_ANNOTATION = f"{GROUP}/name"
 REQUEST_ANNOTATION = f"{GROUP}/request"
-# The folder that was sent with a job over REST: `source.folder` of the request, as JSON.
+# In objects of earlier releases, the folder of a job: `source.folder` of a request, as JSON.
 FOLDER_ANNOTATION = f"{GROUP}/folder"
 # A cluster stores objects of at most 1.5 MB, including its own overhead.
 MAX_OBJECT_SOURCE_BYTES = 900_000
+# Of a folder whose archive is in ConfigMaps: the most of these, the bytes of one, and its key.
+MAX_FOLDER_PARTS = 16
+FOLDER_PART_BYTES = 900_000
+PART_KEY = "part"
 Spec = Mapping[str, Any]
 Request = dict[str, Any]
 _PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,127})*", re.ASCII)
@@ -43,6 +47,21 @@ _MB = 1_000_000
 _DIGEST = "sha256:"
 # A deadline that passed while the platform was down is asked for all the same: the policy names one it would accept.
 _LEAST_DEADLINE_S = 1.0
+
+
+def check_kept(asked: Object, made: Object) -> None:
+    """Raise InvalidRequest if a cluster has dropped parts of the spec that it was asked to keep.
+
+    It does so without a word with fields that its definition of the kind does not have.
+    """
+    dropped = [name for name, value in asked["spec"].items() if value and name not in made["spec"]]
+    if "folder" in asked["spec"].get("source", {}) and "folder" not in made["spec"].get("source", {}):
+        dropped.append("source.folder")
+    if dropped:
+        raise InvalidRequest(
+            f"this cluster's definition of {asked['kind']} is of an earlier release and drops spec.{dropped[0]}; bring "
+            "it up to date: springtide k8s crds | kubectl apply -f -"
+        )
 
 
 def check_job_spec(spec: Spec, devices: int) -> None:
@@ -194,7 +213,9 @@ def _source(source: Spec, files: Mapping[str, str], what: str) -> Request:
     if main not in files:
         raise InvalidRequest(f"spec.source.file {main!r} is not among the files: {', '.join(sorted(files)) or 'none'}")
     others = {name: text for name, text in files.items() if name != main}
-    return {"filename": main, "text": files[main], **({"files": others} if others else {})}
+    folder = {name: value for name, value in source.get("folder", {}).items() if name != "configMaps"}
+    sent = {**({"files": others} if others else {}), **({"folder": folder} if folder else {})}
+    return {"filename": main, "text": files[main], **sent}
 
 
 def left_s(value: str | int, submitted: datetime, now: datetime) -> float:

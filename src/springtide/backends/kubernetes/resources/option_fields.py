@@ -27,12 +27,14 @@ from springtide.core.options.kinds import (
     Params,
     Phases,
     Rates,
+    Requirements,
     Size,
     Toggle,
     Variables,
     check_ascending,
 )
 from springtide.core.options.option import ObjectField, Option, Table
+from springtide.core.options.packages import MAX_REQUIREMENT_CHARS
 from springtide.core.options.variables import check_variables
 from springtide.core.quantities import parse_duration_s, parse_money_usd, parse_range
 
@@ -150,6 +152,8 @@ def _property(option: Option, field: ObjectField) -> Schema:
             return schema.phases(max_phases)
         case Variables(max_entries):
             return schema.variables(told, max_entries)
+        case Requirements(max_entries):
+            return schema.lines(told, max_entries, MAX_REQUIREMENT_CHARS)
     assert isinstance(kind, Params), f"no schema for {kind}"
     return schema.parameters()
 
@@ -185,6 +189,8 @@ def _write(kind: OptionKind, value: Any) -> Any:
             return bounds_text(*value)
         case Params() | Variables():
             return dict(value)
+        case Requirements():
+            return list(value)
         case Phases():
             return [{"fromEpoch": phase["from_epoch"], "globalBatch": phase["global_batch_size"]} for phase in value]
     return value

@@ -118,6 +118,12 @@ def names(description: str, max_items: int = 64) -> Schema:
     return {"type": "array", "description": description, "items": items, "maxItems": max_items}
 
 
+def lines(description: str, max_items: int, max_chars: int) -> Schema:
+    """A list of lines."""
+    items = text("A line.", max_chars=max_chars, least=1)
+    return {"type": "array", "description": description, "items": items, "maxItems": max_items}
+
+
 def free(description: str) -> Schema:
     """An object whose fields the platform checks itself."""
     return {"type": "object", "description": description, "x-kubernetes-preserve-unknown-fields": True}
@@ -199,9 +205,25 @@ def source(what: str, extra: dict[str, Schema], required: tuple[str, ...]) -> Sc
             "additionalProperties": matching("The path.", "a path like pkg/model.py", f"{_PART}(/{_PART})*"),
             "maxProperties": MAX_FILES,
         },
+        "folder": _folder(),
     }
     schema = record("The code, as files here or in a ConfigMap. A job keeps what it began with.", properties, required)
     return schema | {"anyOf": [{"required": ["files"]}, {"required": ["configMap"]}]}
+
+
+def _folder() -> Schema:
+    """The folder that the file is in, as a client has sent it."""
+    return record(
+        "The folder that the file is in, of which the workload works in a copy; springtide run and deploy write this.",
+        {
+            "sha256": text("The digest of the list of its files.", max_chars=64, least=64),
+            "path": text("The file in it.", max_chars=512, least=1),
+            "directory": text("Where in it the workload works; left out: at its root.", max_chars=512),
+            "origin": text("Where it was, for people."),
+            "configMaps": names("ConfigMaps of this namespace that hold the parts of its archive, in order.", 16),
+        },
+        ("sha256", "path"),
+    )
 
 
 def container() -> Schema:

@@ -258,7 +258,7 @@ def _deadline(job: JobStatus, offset_s: float) -> str | None:
 def _plan(replicas: tuple[ReplicaStatus, ...], share: Share | None, reason: str) -> Told:
     held = [replica for replica in replicas if replica.state != "STOPPING"]
     held.sort(key=lambda replica: (replica.rank is None, replica.rank or 0, replica.replica_id))
-    devices = [replica.device_id for replica in held]
+    devices = [device_id for each in held for device_id in (each.device_id, *each.more_devices)]
     nodes = sorted({device.rpartition("/")[0] for device in devices})
     part = None if share is None else f"{share.request:g}..{share.limit:g}"
     return {

@@ -44,7 +44,8 @@ def _object(kind: str, name: str, namespace: str, spec: dict[str, Any]) -> Objec
 def _source(source: Asked, word: str) -> dict[str, Any]:
     named = {word: source["object_name"]} if source.get("object_name") else {}
     files = {source["filename"]: source["text"], **source.get("files", {})}
-    return {**named, "file": source["filename"], "files": files}
+    folder = {name: value for name, value in (source.get("folder") or {}).items() if value}
+    return {**named, "file": source["filename"], "files": files, **({"folder": folder} if folder else {})}
 
 
 def _batch(options: Asked) -> dict[str, Any]:

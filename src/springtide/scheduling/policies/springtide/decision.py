@@ -24,7 +24,13 @@ from springtide.scheduling.policies.springtide.capacity import (
 from springtide.scheduling.policies.springtide.first_runs import FirstRuns
 from springtide.scheduling.policies.springtide.market import Market
 from springtide.scheduling.policies.springtide.memory import State, costs_of, deviates, entry_of
-from springtide.scheduling.policies.springtide.moves import Placed, jobs_to_stop_first, not_taken, survivors
+from springtide.scheduling.policies.springtide.moves import (
+    Placed,
+    jobs_to_stop_first,
+    not_taken,
+    survivors,
+    without_waits,
+)
 from springtide.scheduling.policies.springtide.outside import Trials, is_cut_short
 from springtide.scheduling.policies.springtide.places import assign_devices
 from springtide.scheduling.policies.springtide.reasons import (
@@ -132,6 +138,8 @@ class Decision:
 
         # 6. Choose devices for every count. This may change schedules, so that a newcomer loses its reservation again.
         placed = assign_devices(state, self.staying, self.snapshot, spare, services, self.effort // 2)
+        if services and not self.snapshot.drains:
+            placed = without_waits(placed, self.snapshot, services, spare)
         self._reject_unplaced_newcomers()
         remaining = not_taken(self.survivors, placed) if self.survivors else {}
         placed |= remaining

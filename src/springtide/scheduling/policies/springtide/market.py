@@ -115,7 +115,10 @@ class Market:
             # Jobs whose speed is being measured keep their devices, but not from jobs that could not run at all.
             reserved = self._reserved_bids(())
         self._spare = free + sum(bid.has - bid.floor for bid in reserved)
-        self._wanted_floors = {job.job_id: floor for job in able if (floor := self._floor_of(job, kept))}
+        self._wanted_floors = {job.job_id: floor for job in able if (floor := self._floor_of(job))}
+        self._measured_floors = {
+            job.job_id: min(job.held, kept[job.job_id]) for job in able if job.is_resizable and job.job_id in kept
+        }
         floors = self._fit_floors(able, self._spare)
         outside = [self._outside_bid(job, floors.get(job.job_id, 0)) for job in able if job.is_resizable]
         self._bids = [*reserved, *[bid for bid in outside if bid is not None]]
@@ -200,14 +203,12 @@ class Market:
 
     # --- floors: what a job outside the table has in any case, if there is enough -------------------------------------
 
-    def _floor_of(self, job: OutsideJob, kept: Mapping[WorkloadId, int]) -> int:
-        """A job that cannot be resized keeps what it holds, one that is being measured its size. One with a soft
-        deadline has the fewest devices that make it, any other the fewest on which it runs."""
+    def _floor_of(self, job: OutsideJob) -> int:
+        """A job that cannot be resized keeps what it holds. One with a soft deadline has the fewest devices that make
+        it, any other the fewest on which it runs."""
         held = job.held
         if not job.is_resizable:
             return held
-        if job.job_id in kept:
-            return min(held, kept[job.job_id])
         smallest = min(job.sizes[0], held or job.sizes[0])
         if job.deadline_s == math.inf:
             return smallest
@@ -216,14 +217,21 @@ class Market:
         return next((n for n, needs_s in pairs if (0.0 if n == held else cost_s(n)) + needs_s <= left_s), smallest)
 
     def _fit_floors(self, jobs: Sequence[OutsideJob], left: int) -> dict[WorkloadId, int]:
-        """The floors that fit into `left` devices, in the order of the jobs."""
+        """The floors that fit into `left` devices, in the order of the jobs. Jobs whose speed is being measured keep
+        their size, but not from jobs that could not run at all."""
         floors: dict[WorkloadId, int] = {}
         for job in jobs:
             wanted = self._wanted_floors.get(job.job_id, 0)
+            wanted = min(wanted, self._measured_floors.get(job.job_id, wanted))
             floor = max([n for n in (*job.sizes, wanted) if n <= min(wanted, left)], default=0) if wanted else 0
             if floor:
                 floors[job.job_id] = floor
                 left -= floor
+        for job in jobs:
+            more = self._measured_floors.get(job.job_id, 0) - (had := floors.get(job.job_id, 0))
+            if had and more > 0:
+                floors[job.job_id] = max([n for n in (*job.sizes, had, had + more) if n <= had + min(more, left)])
+                left -= floors[job.job_id] - had
         return floors
 
     # --- bids ---------------------------------------------------------------------------------------------------------

@@ -4,8 +4,12 @@ which jobs go on where they are although their schedules give them nothing now."
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from graphlib import TopologicalSorter
+
+from msgspec.structs import replace
 
 from springtide.core.decision import PoolAllocation, Snapshot
+from springtide.core.resources import DeviceId
 from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.policies.springtide.memory import State
 from springtide.scheduling.policies.springtide.rows import PromiseRow
@@ -64,29 +68,58 @@ def delays(state: State, snapshot: Snapshot, placed: Placed) -> Mapping[Workload
     if not waits and not warming:
         return {}
     stopped = _cycle_breakers({workload_id: others for workload_id, others in waits.items() if workload_id in held})
-    found: dict[WorkloadId, float] = {}
+    # A job that is stopped first delays no other job.
+    movers = {who: [other for other in others if other not in stopped] for who, others in waits.items()}
     later = state.reservations.costs.later
+    found: dict[WorkloadId, float] = {}
+    changed = [who for who, allocation in placed.items() if held.get(who) is not allocation]
+    for workload_id in (*TopologicalSorter(movers).static_order(), *changed):
+        if workload_id in found:
+            continue
+        moving = {warming[device] for device in placed[workload_id].device_ids if device in warming}
+        moving.discard(workload_id)
+        found[workload_id] = max(
+            *(later[placed[other].num_devices] + found[other] for other in movers.get(workload_id, ())),
+            *(later[placed[other].num_devices] for other in moving),
+            0.0,
+            0.0,
+        )
+    return {workload_id: found[workload_id] for workload_id in changed}
 
-    def delay_s(workload_id: WorkloadId) -> float:
-        if workload_id not in found:
-            found[workload_id] = 0.0
-            # A job that is stopped first delays no other job.
-            movers = [other for other in waits.get(workload_id, ()) if other not in stopped]
-            moving = {warming[device] for device in placed[workload_id].device_ids if device in warming}
-            moving.discard(workload_id)
-            found[workload_id] = max(
-                *(later[placed[other].num_devices] + delay_s(other) for other in movers),
-                *(later[placed[other].num_devices] for other in moving),
-                0.0,
-                0.0,
-            )
-        return found[workload_id]
 
-    return {
-        workload_id: delay_s(workload_id)
-        for workload_id, allocation in placed.items()
-        if held.get(workload_id) is not allocation
+def without_waits(
+    placed: Placed, snapshot: Snapshot, services: Iterable[WorkloadId], spare: Iterable[WorkloadId]
+) -> Placed:
+    """The same counts, with no replica on a device that a job still trains on while it moves, as far as possible.
+
+    The replica gets a device that is idle or given up at once, of which none was made or one by which a job of `spare`
+    would start or grow; that job waits instead.
+    """
+    held = {who: set(allocation.device_ids) for who, allocation in snapshot.allocations.items()}
+    given = {who: set(allocation.device_ids) for who, allocation in placed.items()}
+    late = {
+        device for who, mine in held.items() if who in given and not given[who] <= mine for device in mine - given[who]
     }
+    waiting = [
+        (who, device) for who in services if who in placed for device in placed[who].device_ids if device in late
+    ]
+    if not waiting:
+        return placed
+    used = set().union(*given.values())
+    free: list[tuple[WorkloadId | None, DeviceId]] = [
+        (None, device) for device in snapshot.cluster.device_ids() if device not in used and device not in late
+    ]
+    for who in reversed(list(spare)):
+        mine = held.get(who, set())
+        if who in placed and mine <= given[who]:
+            free += [(who, device) for device in placed[who].device_ids if device not in mine and device not in late]
+    result = dict(placed)
+    for (service_id, device), (job_id, sooner) in zip(waiting, free, strict=False):
+        for each, old, new in ((service_id, device, sooner), (job_id, sooner, device)):
+            if each is not None:
+                devices = tuple([new if at == old else at for at in result[each].device_ids])
+                result[each] = replace(result[each], device_ids=devices)
+    return result
 
 
 def _waits_for(snapshot: Snapshot, placed: Placed) -> dict[WorkloadId, set[WorkloadId]]:

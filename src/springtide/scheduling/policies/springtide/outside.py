@@ -177,7 +177,8 @@ class Trials:
                 continue
             measured = row.view.learnt.throughput_samples_per_s
             # While a job moves, it holds more devices than it has ever run on.
-            if allocation.num_devices == row.sizes[-1] < held.num_devices and held.num_devices in measured:
+            is_by_speed = held.num_devices in measured and self.kept.get(row.job_id, 0) < held.num_devices
+            if is_by_speed and allocation.num_devices == row.sizes[-1] < held.num_devices:
                 notes[row.job_id] = why_fewer(measured, held.num_devices, allocation.num_devices)
             elif self._state.trials.get(row.job_id, (0, 0))[0] == allocation.num_devices > held.num_devices:
                 notes[row.job_id] = WHY_TRIED

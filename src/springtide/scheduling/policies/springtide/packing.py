@@ -10,6 +10,9 @@ import numpy.typing as npt
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.topology import Layout, addresses, block_at, lowest
 
+# On thousands of devices chains of moves get hundreds long, and nearly all of those end without room.
+_MAX_MOVES = 64
+
 
 class Packing:
     """Which devices each job is on, as bitmaps of addresses, and which jobs were moved.
@@ -30,12 +33,20 @@ class Packing:
         self._owner = {address: workload_id for workload_id, bits in self.places.items() for address in addresses(bits)}
 
     def gather(self, workload_id: WorkloadId) -> bool:
-        """Give the workload as many devices as it has now in one aligned block; if there is none, change nothing."""
+        """Give the workload as many devices as it has now in one aligned block.
+
+        If there is none, or more than `_MAX_MOVES` jobs would be placed anew for it, change nothing.
+        """
         before = dict(self.places), self.idle, set(self.moved), dict(self._owner)
-        count = self.places[workload_id].bit_count()
+        homeless = [(workload_id, self.places[workload_id].bit_count())]
         self._release(workload_id)
-        if self._place(workload_id, count):
-            return True
+        for _ in range(_MAX_MOVES):
+            evicted = self._place(*homeless.pop())
+            if evicted is None:
+                break
+            homeless += reversed(evicted)
+            if not homeless:
+                return True
         self.places, self.idle, self.moved, self._owner = before
         return False
 
@@ -45,11 +56,14 @@ class Packing:
         for address in addresses(bits):
             del self._owner[address]
 
-    def _place(self, workload_id: WorkloadId, count: int) -> bool:
-        """Find the aligned block that the fewest devices in use have to leave, and empty it."""
+    def _place(self, workload_id: WorkloadId, count: int) -> list[tuple[WorkloadId, int]] | None:
+        """Give it the aligned block that the fewest devices in use have to leave, if there is one.
+
+        Return the jobs that it takes them from, in the order in which they are placed, with their numbers of devices.
+        """
         level = (count - 1).bit_length()
         if level >= self.layout.num_levels:
-            return False
+            return None
         present, idle = self._counts(self.layout.present, level), self._counts(self.idle, level)
         used = present - idle
         # Among equals, the block with the fewest idle devices around it: large idle blocks are worth keeping.
@@ -58,7 +72,7 @@ class Packing:
         ranked = fitting[np.lexsort((fitting, around[fitting], used[fitting]))].tolist()
         start = next((n << level for n in ranked if not used[n] or self._can_empty(n << level, level)), None)
         if start is None:
-            return False
+            return None
         block = block_at(start, level)
         evicted = {other: self.places[other] for other in self._inside(start, level)}
         for other in evicted:
@@ -71,7 +85,7 @@ class Packing:
         self._owner.update(dict.fromkeys(addresses(chosen), workload_id))
         self.moved.add(workload_id)
         order = sorted(evicted, key=lambda other: (-evicted[other].bit_count(), other))
-        return all(self._place(other, evicted[other].bit_count()) for other in order)
+        return [(other, evicted[other].bit_count()) for other in order]
 
     def _counts(self, bits: int, level: int) -> npt.NDArray[np.int64]:
         """How many of the addresses in each block of 2**`level` are in the bitmap."""

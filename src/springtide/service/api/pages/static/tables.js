@@ -130,7 +130,9 @@ function setSpeed(cell, job) {
 // The number of workers and its bounds; for a job on functions, their number in stages and replicas.
 function setWorkers(cell, job) {
   if ((job.functions ?? null) === null) {
-    setLines(cell, isEnded(job) ? UNKNOWN : String(job.num_workers), job.min_workers === job.max_workers ? "" : `${job.min_workers}..${job.max_workers}`);
+    const bounds = job.min_workers === job.max_workers ? "" : `${job.min_workers}..${job.max_workers}`;
+    const each = (job.devices_each ?? 1) > 1 ? `${job.devices_each} devices each` : "";
+    setLines(cell, isEnded(job) ? UNKNOWN : String(job.num_workers), [bounds, each].filter(Boolean).join("\n"));
     return;
   }
   const { stages, num_replicas: replicas } = job.functions.plan;
