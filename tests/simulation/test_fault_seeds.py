@@ -32,6 +32,7 @@ NAMED_SEEDS = [
     (151, "fifo", "a node that is cut off while the control plane restarts is not forgotten"),
     (10600252, "springtide", "a job that is not planned on its family any more is seen with its own speeds again"),
     (10600343, "springtide", "survivors go on with the batch that they have, also by what is remembered"),
+    (11110023, "springtide", "a job that gets other devices is planned at its speed to the last bit"),
 ]
 # With the kinds of faults that the others do not have.
 NAMED_SEEDS_WITH_MORE = [
@@ -57,6 +58,10 @@ def test_named_seed_holds_every_invariant(seed: int, policy: str) -> None:
 @pytest.mark.parametrize(("seed", "policy"), [pytest.param(s, p, id=f"{s}-{p}") for s, p, _ in NAMED_SEEDS_WITH_MORE])
 def test_named_seed_with_more_faults_holds_every_invariant(seed: int, policy: str) -> None:
     run_and_check(seed, policy, has_more_faults=True)
+
+
+def test_a_pursued_job_that_is_scattered_is_planned_as_it_is_remembered() -> None:
+    run_and_check(11111668, "springtide", has_more_faults=True, has_shares=True)
 
 
 @pytest.mark.parametrize(("seed", "policy"), [(seed, policy) for seed, policy, _ in NAMED_SEEDS_WITH_PROMISES])

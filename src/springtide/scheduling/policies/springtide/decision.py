@@ -23,7 +23,7 @@ from springtide.scheduling.policies.springtide.capacity import (
 )
 from springtide.scheduling.policies.springtide.first_runs import FirstRuns
 from springtide.scheduling.policies.springtide.market import Market
-from springtide.scheduling.policies.springtide.memory import State, costs_of, deviates, entry_of
+from springtide.scheduling.policies.springtide.memory import State, costs_of, deviates, entry_of, slow_down
 from springtide.scheduling.policies.springtide.moves import (
     Placed,
     jobs_to_stop_first,
@@ -324,11 +324,7 @@ class Decision:
             anew = entry_of(row, left, since_s=now_s, ready_s=starts_at_s, scale=row.scale, held=held)
             anew.is_promised = anew.is_promised or entry.is_promised
             state.scales[row.job_id] = row.scale
-            factor = state.slowed.pop(row.job_id, 1.0)
-            if factor != 1.0 and held and row.scale == 1.0:
-                # It goes on where it is, and nothing was measured there that would show how much slower it is.
-                state.slowed[row.job_id] = factor
-                anew.rates = tuple([rate * factor for rate in anew.rates])
+            self._keep_slowdown(anew, row, held)
             self.reservations.drop(row.job_id)
             deviating.append(anew)
         urgency = {entry.key: (not entry.is_promised, entry.deadline_s - entry.fastest_s) for entry in deviating}
@@ -372,6 +368,7 @@ class Decision:
             if row.scale != 1.0:
                 entry.rates = tuple([rate * row.scale for rate in row.rates])
                 self.state.scales[row.job_id] = row.scale
+            self._keep_slowdown(entry, row, held)
             if row.view.promise.admitted_at_s is not None:
                 self.reservations.put(entry)
                 continue
@@ -394,6 +391,13 @@ class Decision:
             else:
                 self._refuse_or_queue(latest_s, row, entry)
         return outside
+
+    def _keep_slowdown(self, entry: Entry, row: PromiseRow, held: int) -> None:
+        """Plan a job that goes on where it is scattered at its lower speed there, if nothing was measured that would
+        show how much slower it is."""
+        factor = self.state.slowed.pop(row.job_id, 1.0)
+        if held and row.scale == 1.0:
+            slow_down(self.state, entry, factor)
 
     def _refuse_or_queue(self, latest_s: float, row: PromiseRow, entry: Entry) -> None:
         """Let the job wait if its goal says so and it could still make its deadline alone; else reject it."""

@@ -69,6 +69,8 @@ class State:
         self.scales: dict[str, float] = {}
         self.change_s = 0.0
         self.slowed: dict[str, float] = {}
+        # The speeds of these without that factor: dividing by it would not give the same bits.
+        self.full_rates: dict[str, Sequence[float]] = {}
         self.newcomers: set[str] = set()
         self.num_gone = 0
         self.notes: dict[WorkloadId, str] = {}
@@ -283,12 +285,24 @@ def _committed_entry(
 ) -> Entry:
     """The entry of a job whose schedule is `runs`."""
     entry = entry_of(row, work, since_s=since_s, ready_s=ready_s, scale=state.scales.get(row.job_id, 1.0))
-    factor = state.slowed.get(row.job_id, 1.0)
-    if factor != 1.0:
-        entry.rates = tuple([rate * factor for rate in entry.rates])
+    slow_down(state, entry, state.slowed.get(row.job_id, 1.0))
     entry.is_late, entry.is_promised = is_late, is_promised
     entry.committed = entry.runs = runs
     return entry
+
+
+def slow_down(state: State, entry: Entry, factor: float) -> None:
+    """Plan a job on scattered devices at this part of its speed."""
+    if factor == 1.0:
+        return
+    state.slowed[entry.key], state.full_rates[entry.key] = factor, entry.rates
+    entry.rates = tuple([rate * factor for rate in entry.rates])
+
+
+def restore_speed(state: State, entry: Entry) -> None:
+    """Undo the slowdown of scattered devices: the job gets other ones."""
+    if state.slowed.pop(entry.key, 1.0) != 1.0:
+        entry.rates = state.full_rates.pop(entry.key)
 
 
 def entry_of(

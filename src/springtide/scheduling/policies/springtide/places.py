@@ -10,7 +10,14 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.placing import place
 from springtide.scheduling.placement.topology import Blocks, Layout, layout_of
 from springtide.scheduling.policies.springtide.capacity import NO_WORKLOAD, StayingJobs
-from springtide.scheduling.policies.springtide.memory import PAD_S, Devices, State, same_devices
+from springtide.scheduling.policies.springtide.memory import (
+    PAD_S,
+    Devices,
+    State,
+    restore_speed,
+    same_devices,
+    slow_down,
+)
 from springtide.scheduling.policies.springtide.moves import Placed, delays
 from springtide.scheduling.policies.springtide.packing import Packing
 from springtide.solvers.reservations.fit import Costs, PlannedStretch, Runs, work_done
@@ -183,11 +190,8 @@ def _accept_places(state: State, layout: Layout, snapshot: Snapshot, placed: Pla
         allocation = placed.get(WorkloadId(key))
         if allocation is None or same_devices(state.devices.get(WorkloadId(key)), allocation.device_ids):
             continue
-        _restore_speed(state, entry)
-        factor = _placed_factor(layout, allocation.device_ids)
-        if factor < 1.0:
-            state.slowed[key] = factor
-            entry.rates = tuple([rate * factor for rate in entry.rates])
+        restore_speed(state, entry)
+        slow_down(state, entry, _placed_factor(layout, allocation.device_ids))
         remaining = [run for run in entry.runs if run.end_s > now_s]
         cost_s = _change_cost_s(state, layout, allocation) + waits_s.get(WorkloadId(key), 0.0)
         runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs)
@@ -228,22 +232,13 @@ def _find_compact_places(
     return found
 
 
-def _restore_speed(state: State, entry: Entry) -> None:
-    """Undo the slowdown of scattered devices: the job gets other ones."""
-    factor = state.slowed.pop(entry.key, 1.0)
-    if factor != 1.0:
-        entry.rates = tuple([rate / factor for rate in entry.rates])
-
-
 def _apply_slowdown(state: State, key: str, layout: Layout, placed: Placed) -> bool:
     """Plan a scattered job at its lower speed; returns whether its sizes change."""
     reservations = state.reservations
     entry = reservations.entries[key]
     allocation = placed[WorkloadId(key)]
-    _restore_speed(state, entry)
-    factor = _placed_factor(layout, allocation.device_ids)
-    state.slowed[key] = factor
-    entry.rates = tuple([rate * factor for rate in entry.rates])
+    restore_speed(state, entry)
+    slow_down(state, entry, _placed_factor(layout, allocation.device_ids))
     remaining = [run for run in entry.runs if run.end_s > reservations.now_s]
     first = remaining[0]
     overhead_s = first.overhead_s if first.start_s >= reservations.now_s else entry.residual_s
@@ -352,7 +347,7 @@ def _price_changes(state: State, layout: Layout, snapshot: Snapshot, placed: Pla
         if is_same and first.num_devices == entry.held:
             continue
         if key in state.slowed and _placed_factor(layout, allocation.device_ids) == 1.0:
-            _restore_speed(state, entry)
+            restore_speed(state, entry)
         n = allocation.num_devices
         cost_s = _change_cost_s(state, layout, allocation) + waits_s.get(workload_id, 0.0)
         if first.start_s >= now_s and first.overhead_s == cost_s:
