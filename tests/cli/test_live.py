@@ -145,7 +145,8 @@ def test_a_service(commands: Commands) -> None:
     assert service["name"] == "echo"
     told = commands.run("deploy", "work.py:Echo").stdout
     assert "Authorization: Bearer $(cat " in told
-    called = subprocess.run(["sh", "-c", told.splitlines()[1]], capture_output=True, text=True, check=True)
+    (curl,) = [line for line in told.splitlines() if line.lstrip().startswith("curl ")]
+    called = subprocess.run(["sh", "-c", curl], capture_output=True, text=True, check=True)
     assert json.loads(called.stdout)["outputs"] == [1.0]
     assert commands("scale", "echo", "1")["min_replicas"] == 1
     assert commands("status", "echo")["service_id"] == "echo"
