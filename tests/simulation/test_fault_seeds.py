@@ -60,6 +60,10 @@ def test_named_seed_with_more_faults_holds_every_invariant(seed: int, policy: st
     run_and_check(seed, policy, has_more_faults=True)
 
 
+def test_a_cycle_of_moves_is_broken_by_another_than_a_survivor() -> None:
+    run_and_check(11201362, "springtide", has_more_faults=True, has_devices=True)
+
+
 def test_a_pursued_job_that_is_scattered_is_planned_as_it_is_remembered() -> None:
     run_and_check(11111668, "springtide", has_more_faults=True, has_shares=True)
 

@@ -47,7 +47,7 @@ def jobs_to_stop_first(snapshot: Snapshot, placed: Placed) -> set[WorkloadId]:
         for workload_id, others in _waits_for(snapshot, placed).items()
         if workload_id in snapshot.allocations
     }
-    return _cycle_breakers(waits)
+    return _cycle_breakers(waits, snapshot)
 
 
 def delays(state: State, snapshot: Snapshot, placed: Placed) -> Mapping[WorkloadId, float]:
@@ -67,7 +67,8 @@ def delays(state: State, snapshot: Snapshot, placed: Placed) -> Mapping[Workload
     waits = _waits_for(snapshot, placed)
     if not waits and not warming:
         return {}
-    stopped = _cycle_breakers({workload_id: others for workload_id, others in waits.items() if workload_id in held})
+    waiting = {workload_id: others for workload_id, others in waits.items() if workload_id in held}
+    stopped = _cycle_breakers(waiting, snapshot)
     # A job that is stopped first delays no other job.
     movers = {who: [other for other in others if other not in stopped] for who, others in waits.items()}
     later = state.reservations.costs.later
@@ -147,8 +148,10 @@ def _waits_for(snapshot: Snapshot, placed: Placed) -> dict[WorkloadId, set[Workl
     return waits
 
 
-def _cycle_breakers(waits: Mapping[WorkloadId, set[WorkloadId]]) -> set[WorkloadId]:
-    """The jobs to take out so that no job waits for itself, directly or through other jobs."""
+def _cycle_breakers(waits: Mapping[WorkloadId, set[WorkloadId]], snapshot: Snapshot) -> set[WorkloadId]:
+    """The jobs to take out so that no job waits for itself, directly or through other jobs: as far as possible none
+    that goes on after the loss of a worker."""
+    survivors = {view.job.job_id for view in snapshot.jobs if view.restarts.grows_at_s > snapshot.now_s}
     found: set[WorkloadId] = set()
     while True:
         # Remove every job that waits for no waiting job, until only cycles are left.
@@ -160,6 +163,6 @@ def _cycle_breakers(waits: Mapping[WorkloadId, set[WorkloadId]]) -> set[Workload
         if not waits:
             return found
         if not any(not (others & waits.keys()) for others in waits.values()):
-            first = min(waits)
+            first = min(waits, key=lambda who: (who in survivors, who))
             found.add(first)
             waits.pop(first)
