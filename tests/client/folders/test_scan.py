@@ -32,7 +32,7 @@ def test_what_is_usual_is_left_out_without_a_word(folder: Path) -> None:
     for name in (
         *(".git/HEAD", "__pycache__/a.pyc", "pkg/__pycache__/b.pyc", "c.pyc", ".venv/lib/x.py", "node_modules/x.js"),
         *(".mypy_cache/x", "springtide-out/fit/model.safetensors", "env/pyvenv.cfg", "env/lib/y.py"),
-        *("state/journal.db", "state/workloads/fit-1/folder/train.py"),
+        *("state/journal.db", "state/workloads/fit-1/folder/train.py", "new/journal.db", "new/token", "new/lock"),
     ):
         write(folder / name)
     write(folder / "pkg" / "model.py")

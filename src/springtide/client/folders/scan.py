@@ -25,6 +25,8 @@ USUAL = (
 MODEL_SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".onnx", ".h5", ".npz", ".gguf", ".pkl")
 MAX_MODEL_BYTES = 32 << 20
 _NAMED = 3
+# Beside its journal, and from its first start on.
+_OF_PLATFORM = frozenset({"token", "journal.head", "workloads"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +124,8 @@ class _Walk:
             self._found.leave_out("as it cannot be read", prefix)
             return
         names = {entry.name for entry in entries}
-        if prefix and ("pyvenv.cfg" in names or {"journal.db", "workloads"} <= names):
-            # A virtual environment, or the state of a platform with the copies of its jobs.
+        if prefix and ("pyvenv.cfg" in names or ("journal.db" in names and names & _OF_PLATFORM)):
+            # A virtual environment, or the state of a platform, with its token and the copies of its jobs.
             return
         num_files = len(self._found.files)
         rules = _with_files(rules, folder, prefix, names)
