@@ -10,10 +10,10 @@ import copy
 import hashlib
 import os
 import random
-import selectors
 import signal
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -160,7 +160,7 @@ class BatchLoader:
             if self._has_processes:
                 processes = self._fetched._workers  # type: ignore[attr-defined]
                 if _is_of_pipe(error):
-                    _wait_for_end([process.sentinel for process in processes])
+                    _wait_for_end(processes)
                 codes = [process.exitcode for process in processes]
                 if any(codes):
                     raise LoaderProcessLost(
@@ -180,12 +180,11 @@ def _is_of_pipe(error: Exception) -> bool:
     )
 
 
-def _wait_for_end(sentinels: Sequence[int]) -> None:
-    """Wait for the exit of one of these processes, at most 5 s: its pipe closes before its exit code is known."""
-    with selectors.DefaultSelector() as ends:
-        for sentinel in sentinels:
-            ends.register(sentinel, selectors.EVENT_READ)
-        ends.select(5.0)
+def _wait_for_end(processes: Sequence[Any]) -> None:
+    """Wait until the exit of one of these processes is known, at most 5 s: its pipes are closed before that."""
+    end_s = time.monotonic() + 5.0
+    while all(process.exitcode is None for process in processes) and time.monotonic() < end_s:
+        time.sleep(0.01)
 
 
 class LoaderProcessLost(RuntimeError):
