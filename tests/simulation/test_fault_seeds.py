@@ -60,6 +60,10 @@ def test_named_seed_with_more_faults_holds_every_invariant(seed: int, policy: st
     run_and_check(seed, policy, has_more_faults=True)
 
 
+def test_a_survivor_in_the_midst_of_a_move_keeps_no_more_than_it_may() -> None:
+    run_and_check(11211210, "tide/springtide", has_more_faults=True, has_promises=True)
+
+
 def test_a_cycle_of_moves_is_broken_by_another_than_a_survivor() -> None:
     run_and_check(11201362, "springtide", has_more_faults=True, has_devices=True)
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.resources import DeviceId
 from springtide.core.workload import JobState, WorkloadId
+from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.policies.springtide.memory import State
 from springtide.scheduling.policies.springtide.rows import PromiseRow
 
@@ -27,7 +28,10 @@ def survivors(snapshot: Snapshot, rows: Iterable[PromiseRow]) -> Placed:
         if held is None or row.view.state is not JobState.RUNNING or restarts.starts_at_s > snapshot.now_s:
             continue
         nodes = {snapshot.cluster.node_of.get(device_id) for device_id in held.device_ids}
-        may_stay = None not in nodes and nodes.isdisjoint(snapshot.drains)
+        # In the midst of a move it holds more devices than it may keep.
+        may_stay = (
+            None not in nodes and nodes.isdisjoint(snapshot.drains) and held.num_devices <= most_workers(row.view)
+        )
         if may_stay and (restarts.grows_at_s > snapshot.now_s or held.num_devices not in row.sizes):
             found[row.job_id] = held
     return found
