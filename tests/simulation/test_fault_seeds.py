@@ -64,6 +64,11 @@ def test_a_survivor_in_the_midst_of_a_move_keeps_no_more_than_it_may() -> None:
     run_and_check(11211210, "tide/springtide", has_more_faults=True, has_promises=True)
 
 
+def test_a_waiting_job_is_placed_beside_survivors_for_which_nothing_is_planned() -> None:
+    """The node is lent only for a while, so that the survivor's late job has no schedule to its end."""
+    run_and_check(11211251, "tide/springtide", has_more_faults=True, has_promises=True)
+
+
 def test_a_cycle_of_moves_is_broken_by_another_than_a_survivor() -> None:
     run_and_check(11201362, "springtide", has_more_faults=True, has_devices=True)
 

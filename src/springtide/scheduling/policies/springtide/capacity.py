@@ -27,23 +27,28 @@ class StayingJobs(NamedTuple):
 
     `draining` are all devices of these nodes. `promised` maps jobs of the reservation table to how many of these
     devices they hold, and until when by their schedules. `others` maps jobs outside the table to how many devices they
-    hold, on these nodes or not.
+    hold, on these nodes or not. `survivors` are the jobs, on other nodes, that go on after a loss where they are
+    although nothing is planned for them now.
     """
 
     draining: frozenset[DeviceId] = frozenset()
     promised: Mapping[str, tuple[int, float]] = EMPTY
     others: Mapping[WorkloadId, int] = EMPTY
+    survivors: frozenset[WorkloadId] = frozenset()
 
     def without_promised(self) -> StayingJobs:
         """The same, with no job of the reservation table staying."""
         return self._replace(promised=EMPTY)
 
     def for_placement(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot in which devices are chosen: draining devices of workloads that have to leave them belong to
-        NO_WORKLOAD."""
+        """The snapshot in which devices are chosen: draining devices of workloads that have to leave them, and those of
+        the survivors, belong to NO_WORKLOAD."""
         held: dict[WorkloadId, PoolAllocation] = {}
         left: list[DeviceId] = []
         for workload_id, allocation in snapshot.allocations.items():
+            if workload_id in self.survivors:
+                left += allocation.device_ids
+                continue
             kept = tuple([device for device in allocation.device_ids if device not in self.draining])
             if len(kept) == allocation.num_devices or workload_id in self.promised or workload_id in self.others:
                 held[workload_id] = allocation

@@ -416,13 +416,17 @@ class Decision:
     def _keep_for_survivors(self) -> None:
         """Give no job outside the table what survivors go on with that have nothing by their schedules now; the others
         stay where they are."""
+        unplanned: set[WorkloadId] = set()
         for job_id, held in self.survivors.items():
             entry = self.reservations.entries.get(job_id)
             size = held.num_devices if entry is None else entry.size_at(self.now_s)
             if not size:
                 self.state.num_surplus -= held.num_devices
+                unplanned.add(job_id)
             elif size == held.num_devices:
                 self.state.pinned[job_id] = held.device_ids
+        if self.reservations.profile.at(self.now_s) + self.state.num_surplus >= 0:
+            self.staying = self.staying._replace(survivors=frozenset(unplanned))
 
     def _share_outside(self, outside: list[PromiseRow], market: Market) -> dict[WorkloadId, int]:
         """Return the number of devices of each job outside the reservation table. A job that holds devices of a

@@ -48,7 +48,7 @@ def assign_devices(
     """
     reservations = state.reservations
     layout = layout_of(snapshot.cluster)
-    if staying.draining:
+    if staying.draining or staying.survivors:
         snapshot = staying.for_placement(snapshot)
         if NO_WORKLOAD in snapshot.allocations:
             services = {**services, NO_WORKLOAD: snapshot.allocations[NO_WORKLOAD].num_devices}
