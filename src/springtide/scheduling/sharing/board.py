@@ -16,7 +16,7 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.sharing.deadlines import is_promised, least_workers, relative_speed, saved_s
 from springtide.scheduling.sharing.demand import demand_of
-from springtide.scheduling.sharing.ledger import Counts, ShareLedger, parts_of
+from springtide.scheduling.sharing.ledger import ShareLedger, parts_of
 from springtide.scheduling.sharing.packing import Packer, PlacementRequest
 
 # Devices of the inner policy that a sharer gets as soon as they are free, each with that sharer.
@@ -99,8 +99,10 @@ class ShareBoard:
         used by a workload as a whole, and an unopened node by a large group."""
         found = self._packer.choose(self.ledger, replace(request, may_open=False))
         if found is None and may_open:
-            near = replace(request, avoid=request.avoid | self._unshared_nodes())
-            found = self._packer.choose(self.ledger, near) or self._packer.choose(self.ledger, request)
+            near = replace(request, beside_shared=True)
+            found = self._packer.choose(self.ledger, near)
+            if found is None and not request.beside_shared:
+                found = self._packer.choose(self.ledger, request)
         return found
 
     # --- room that others make --------------------------------------------------------------------------------------
@@ -158,7 +160,7 @@ class ShareBoard:
         node where devices are shared already, so that others stay whole, and as late in its order as possible. None if
         there is none. With `may_stop` also of a job without a promise that cannot be resized."""
         best: tuple[tuple[bool, bool, bool, int, int, int], WorkloadId, DeviceId] | None = None
-        num_open = self._num_open()
+        num_open = self.ledger.num_open_on_nodes()
         for view in self._snapshot.jobs:
             held = self._snapshot.allocations.get(view.job.job_id)
             if held is None or held.share is not None or view.job.is_on_functions:
@@ -179,10 +181,6 @@ class ShareBoard:
         self.ledger.unblock(device_id)
         self._note(self.displaced, loser, request)
         return (device_id,)
-
-    def _num_open(self) -> Counts:
-        """How many devices of each node are shared."""
-        return np.bincount(self.ledger.node_at[self.ledger.is_open], minlength=len(self.ledger.nodes))
 
     def _may_claim(self, device_id: DeviceId, request: PlacementRequest) -> bool:
         """Whether the device is there, no sharer has claimed it, and the request fits on it."""
@@ -254,7 +252,8 @@ class ShareBoard:
         mine = self.chosen.get(view.job.job_id, [])
         if not mine or len(mine) >= most:
             return None
-        found = self.find_place(self.request(view, avoid=avoid.union(mine, self._unshared_nodes())))
+        # Nodes on which no device is shared stay for groups that want them whole.
+        found = self.find_place(replace(self.request(view, avoid=avoid.union(mine)), beside_shared=True))
         if found is None:
             return None
         before, after = self.speed(view, mine), self.speed(view, [*mine, *found])
@@ -273,11 +272,6 @@ class ShareBoard:
             if after > speed and saved_s(view, len(mine), speed, after, now_s) > 2 * overheads.change_s:
                 return device_id
         return None
-
-    def _unshared_nodes(self) -> frozenset[DeviceId]:
-        """The devices of nodes on which none is shared: these stay for groups that want them whole."""
-        is_shared = self._num_open()[self.ledger.node_at] > 0
-        return frozenset(self.ledger.device_ids[at] for at in np.flatnonzero(~is_shared).tolist())
 
     def best_effort_devices(self) -> tuple[DeviceId, ...]:
         """The devices that only running best-effort jobs have parts of: those of the job that came last first."""

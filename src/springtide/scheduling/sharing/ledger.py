@@ -231,6 +231,10 @@ class ShareLedger:
         """How many devices are shared, by one workload or more."""
         return int(np.count_nonzero(self.is_open))
 
+    def num_open_on_nodes(self) -> Counts:
+        """How many devices of each node are shared. Shape (nodes,)."""
+        return np.bincount(self.node_at[self.is_open], minlength=len(self.nodes))
+
     def _index(self, device_id: DeviceId) -> int:
         at = self.at.get(device_id)
         if at is None:

@@ -26,7 +26,8 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A workload that needs `num_devices` more devices, `share` of each; all on one node where `same_node`.
 
     `family` is the same for all instances of one function. `is_large`: it may be split over several devices if no
-    single one has room. Devices in `avoid` are not chosen, and without `may_open` none that is not shared yet.
+    single one has room. Devices in `avoid` are not chosen, without `may_open` none that is not shared yet, and with
+    `beside_shared` none of a node on which none is shared.
     """
 
     workload_id: WorkloadId
@@ -37,6 +38,18 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_large: bool = False
     avoid: frozenset[DeviceId] = frozenset()
     may_open: bool = True
+    beside_shared: bool = False
+
+    def room(self, ledger: ShareLedger) -> Flags:
+        """The devices on which there is room for the share within the ledger's bounds. Shape (num_devices,)."""
+        room = ledger.room_for(demand_of(self.share))
+        if self.avoid:
+            room[[at for device_id in self.avoid if (at := ledger.at.get(device_id)) is not None]] = False
+        if not self.may_open:
+            room &= ledger.is_open
+        if self.beside_shared:
+            room &= (ledger.num_open_on_nodes() > 0)[ledger.node_at]
+        return room
 
 
 class Packer(Protocol):
@@ -81,11 +94,7 @@ class DiluPacker(msgspec.Struct, frozen=True, kw_only=True):
     def choose(self, ledger: ShareLedger, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
         """Different devices with room within the ledger's bounds, or None. The ledger is unchanged."""
         demand = demand_of(request.share)
-        room = ledger.room_for(demand)
-        if request.avoid:
-            room[[at for device_id in request.avoid if (at := ledger.at.get(device_id)) is not None]] = False
-        if not request.may_open:
-            room &= ledger.is_open
+        room = request.room(ledger)
         outlook = ledger.outlook(demand) if self.foresight else None
         chosen: Counts | None = None
         known = ledger.beside(request.family)

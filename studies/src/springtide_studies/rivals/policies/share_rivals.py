@@ -30,7 +30,7 @@ class ExclusivePacker(msgspec.Struct, frozen=True, kw_only=True):
 
     def choose(self, ledger: ShareLedger, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
         """Different idle devices, or None. The ledger is unchanged."""
-        room = _room(ledger, request) & ~ledger.is_open
+        room = request.room(ledger) & ~ledger.is_open
         return _first_fit(ledger, room, request)
 
 
@@ -83,7 +83,7 @@ class FastGsPacker(msgspec.Struct, frozen=True, kw_only=True):
         """Different devices with room, or None. The ledger is unchanged."""
         demand = demand_of(request.share)
         size = _sides(demand)
-        room = _room(ledger, request)
+        room = request.room(ledger)
         tightest: dict[int, int] = {}
         for at in np.flatnonzero(room & ledger.is_open).tolist():
             waste = _least_waste(free_rectangles(map(_sides, ledger.demands_on(at))), size)
@@ -145,17 +145,8 @@ def _least_waste(free: Iterable[Rectangle], size: tuple[int, int]) -> int | None
     return min(sides, default=None)
 
 
-def _room(ledger: ShareLedger, request: PlacementRequest) -> Flags:
-    room = ledger.room_for(demand_of(request.share))
-    if request.avoid:
-        room[[at for device_id in request.avoid if (at := ledger.at.get(device_id)) is not None]] = False
-    if not request.may_open:
-        room &= ledger.is_open
-    return room
-
-
 def _fullest(ledger: ShareLedger, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
-    room = _room(ledger, request)
+    room = request.room(ledger)
     shared = np.flatnonzero(room & ledger.is_open)
     if request.num_devices == 1 and len(shared):
         return (ledger.device_ids[shared[int(ledger.free_request[shared].argmin())]],)
