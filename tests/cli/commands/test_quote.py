@@ -43,6 +43,7 @@ REFUSED = Quote(
     alternatives=(
         Alternative(change="--deadline 8m30s", finish_s=Range(p10=400.0, p90=505.0), cost_usd=Range(p10=0.1, p90=0.12)),
         Alternative(change="--epochs 3"),
+        Alternative(change="--best-effort"),
     ),
 )
 
@@ -108,6 +109,11 @@ def test_best_effort_is_offered_once() -> None:
     assert refusal_text("no", ["--best-effort (9m)"]).count("--best-effort") == 1
 
 
+def test_what_a_quote_knows_not_to_work_is_not_offered():
+    assert refusal_text("no", (), is_quoted=True) == "REFUSED no"
+    assert refusal_text("no", ["--workers 1..2"], is_quoted=True) == "REFUSED no\n  would work: --workers 1..2"
+
+
 def test_the_quote_is_asked_with_what_a_run_would_send(client: Any, springtide: Run, training_file: str) -> None:
     result = springtide("quote", training_file, "--budget", "0.50", "--samples", "5000", "--soft", "--wait")
     assert result.exit_code == 0, result.output
@@ -141,10 +147,11 @@ def test_a_refused_run_tells_the_quote_s_alternatives(
     assert result.exit_code == 1
     assert (
         result.output.partition("\n")[2]
-        == refusal_text(REFUSED.reason, [alternative_text(offer) for offer in REFUSED.alternatives]) + "\n"
+        == refusal_text(REFUSED.reason, [alternative_text(offer) for offer in REFUSED.alternatives], is_quoted=True)
+        + "\n"
     )
     answer = json.loads(springtide("run", training_file, "--json").stdout)
-    assert answer["alternatives"] == ["--deadline 8m30s", "--epochs 3"]
+    assert answer["alternatives"] == ["--deadline 8m30s", "--epochs 3", "--best-effort"]
 
 
 def test_measuring_runs_on_one_worker_then_on_two_and_ends_it(

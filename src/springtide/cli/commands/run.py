@@ -139,10 +139,12 @@ def tell_refusal(session: Session, job: JobStatus, asked: JobRequest, profile: s
     except (BackendError, CapacityError):
         # Without a quote, only the policy's own alternatives are printed.
         quote = None
-    if quote is not None and quote.verdict == "refused":
+    is_quoted = quote is not None and quote.verdict == "refused"
+    if quote is not None and is_quoted:
         reason, changes = quote.reason, tuple(offer.change for offer in quote.alternatives)
         told = tuple(alternative_text(offer, quote.on) for offer in quote.alternatives)
-    session.answer(replace(job, reason=reason, alternatives=changes), refusal_text(reason, told))
+    told_text = refusal_text(reason, told, is_quoted=is_quoted)
+    session.answer(replace(job, reason=reason, alternatives=changes), told_text)
 
 
 def _reattach(job_id: str) -> str:

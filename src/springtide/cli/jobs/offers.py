@@ -56,12 +56,13 @@ def alternative_text(offer: Alternative, on: str = "") -> str:
     return f"{offer.change} ({', '.join(told)})" if told else offer.change
 
 
-def refusal_text(reason: str, alternatives: Sequence[str]) -> str:
-    """REFUSED, the reason, and what would be accepted, including a job without the deadline."""
+def refusal_text(reason: str, alternatives: Sequence[str], *, is_quoted: bool = False) -> str:
+    """REFUSED, the reason, and what would be accepted. Without a quote, which knows whether the job could run without
+    its deadline (`is_quoted`), that is offered, too."""
     offers = list(alternatives)
-    if not any(BEST_EFFORT in offer for offer in offers):
+    if not is_quoted and not any(BEST_EFFORT in offer for offer in offers):
         offers.append(BEST_EFFORT)
-    return f"REFUSED {reason}\n  would work: {' | '.join(offers)}"
+    return f"REFUSED {reason}\n  would work: {' | '.join(offers)}" if offers else f"REFUSED {reason}"
 
 
 def quote_text(quote: Quote) -> str:
@@ -69,7 +70,8 @@ def quote_text(quote: Quote) -> str:
     if quote.on and quote.function_options:
         parts = [function_options_table(quote.function_options)]
     if quote.verdict == "refused":
-        parts.append(refusal_text(quote.reason, [alternative_text(offer, quote.on) for offer in quote.alternatives]))
+        offers = [alternative_text(offer, quote.on) for offer in quote.alternatives]
+        parts.append(refusal_text(quote.reason, offers, is_quoted=True))
     else:
         parts.append(f"ACCEPTED {quote.reason}")
         parts += [f"  {quote.place_reason}"] if quote.place_reason else []
