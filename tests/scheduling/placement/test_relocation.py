@@ -7,7 +7,7 @@ from springtide.core.decision import PoolAllocation
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.layout import addresses, layout_of
-from springtide.scheduling.placement.relocation import Claims
+from springtide.scheduling.placement.relocation import Claims, SearchBudget
 
 A, B, C, NEW = (WorkloadId(name) for name in ("a", "b", "c", "new"))
 
@@ -18,13 +18,14 @@ def claims_for(
     *,
     nodes: tuple[int, ...] = (4, 4),
     movable: frozenset[WorkloadId] = frozenset({A, B, C}),
+    budget: SearchBudget | None = None,
 ) -> Claims:
     """Everybody who holds as many devices as it is to have stays; addresses are numbers here."""
     layout = layout_of(Topology(nodes=tuple(make_node(f"n{index}", size) for index, size in enumerate(nodes))))
     devices = {who: tuple(DeviceId(str(layout.device_at[address])) for address in at) for who, at in held.items()}
     unmoved = {who: given for who, given in devices.items() if len(given) == counts.get(who)}
     allocations = {who: PoolAllocation(device_ids=given) for who, given in devices.items()}
-    return Claims(layout, counts, allocations, unmoved, movable)
+    return Claims(layout, counts, allocations, unmoved, movable, budget)
 
 
 def bits(*chosen: int) -> int:
@@ -115,6 +116,16 @@ def test_in_vain_nothing_changes(held: dict[WorkloadId, list[int]], movable: fro
     assert not claims.make_room(NEW)
     assert claims.idle == before
     assert all(claims.of(who) == bits(*at) for who, at in held.items())
+
+
+def test_searches_of_one_decision_share_a_budget() -> None:
+    budget = SearchBudget(clearings=3)
+    for left in (2, 1, 0):
+        assert claims_for({A: [0], B: [4, 5]}, {A: 1, B: 2, NEW: 4}, budget=budget).make_room(NEW)
+        assert budget.clearings == left
+    claims = claims_for({A: [0], B: [4, 5]}, {A: 1, B: 2, NEW: 4}, budget=budget)
+    assert not claims.make_room(NEW)
+    assert addresses(claims.of(A)) == [0]
 
 
 def test_two_that_grow_do_not_take_each_others_devices() -> None:

@@ -17,7 +17,7 @@ from springtide.scheduling.placement.layout import (
     level_for,
     lowest,
 )
-from springtide.scheduling.placement.relocation import Claims
+from springtide.scheduling.placement.relocation import Claims, SearchBudget
 from springtide.scheduling.placement.topology import Census, fewest_suffice, fits_compactly
 
 Devices = Sequence[DeviceId]
@@ -30,6 +30,7 @@ def place(
     *,
     movable: Collection[WorkloadId] = frozenset(),
     wanted: Mapping[WorkloadId, Devices] = EMPTY,
+    budget: SearchBudget | None = None,
 ) -> dict[WorkloadId, PoolAllocation]:
     """Give every workload its count of devices in rank order, those it holds first. The counts must fit.
 
@@ -40,14 +41,15 @@ def place(
     Jobs in `movable` may be moved, as few devices as possible, to make a compact place for another job, and to a
     compact place of their own once there is one. `wanted` are the devices decided before; they are kept while their
     count is right, they are alive, and no job that keeps its devices holds any of them, so that a plan that is half
-    carried out does not change. Devices that no workload holds come before those still to be given back.
+    carried out does not change. Devices that no workload holds come before those still to be given back. `budget` is
+    what the decision has left for making room; without one it is that of a whole decision.
     """
     layout = layout_of(snapshot.cluster)
     chosen = _as_decided(counts, snapshot, layout, wanted)
     if chosen is None or any(
         workload_id in movable and is_scattered(layout, tuple(at)) for workload_id, at in chosen.items()
     ):
-        chosen = _Placement(counts, snapshot, layout, movable, wanted).run()
+        chosen = _Placement(counts, snapshot, layout, movable, wanted, budget).run()
     batch_of = {view.job.job_id: view.job.global_batch_size for view in snapshot.jobs}
     placed: dict[WorkloadId, PoolAllocation] = {}
     for workload_id, devices in chosen.items():
@@ -158,6 +160,7 @@ class _Placement:
         layout: Layout,
         movable: Collection[WorkloadId],
         wanted: Mapping[WorkloadId, Devices],
+        budget: SearchBudget | None,
     ) -> None:
         self.layout = layout
         self.snapshot = snapshot
@@ -174,7 +177,7 @@ class _Placement:
             and workload_id not in self.services
             and not self._is_moving(workload_id)
         )
-        self.claims = Claims(layout, self.counts, snapshot.allocations, self.unmoved, self.movable)
+        self.claims = Claims(layout, self.counts, snapshot.allocations, self.unmoved, self.movable, budget)
 
     def _is_moving(self, workload_id: WorkloadId) -> bool:
         unmoved, held = self.unmoved.get(workload_id), self.snapshot.allocations.get(workload_id)

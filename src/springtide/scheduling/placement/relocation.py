@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
+import msgspec
 import numpy as np
 
 from springtide.core.decision import PoolAllocation
@@ -18,6 +19,17 @@ MAX_CANDIDATES = 8
 # How many places are cleared, at most, to find room for one workload. A search that succeeds clears one for each job
 # that moves, which is far fewer; a search that fails would try every order without this bound.
 MAX_CLEARINGS = 256
+# And for all workloads in one decision: where devices lie in pieces, many searches fail, each of them again and again.
+MAX_CLEARINGS_OF_ALL = 512
+# How many jobs are placed anew, at most, in one decision to empty blocks.
+MAX_MOVES_OF_ALL = 256
+
+
+class SearchBudget(msgspec.Struct):
+    """How much of the search for room is left in one decision: places to clear, and jobs to place anew."""
+
+    clearings: int = MAX_CLEARINGS_OF_ALL
+    moves: int = MAX_MOVES_OF_ALL
 
 
 class Claims:
@@ -33,7 +45,9 @@ class Claims:
         allocations: Mapping[WorkloadId, PoolAllocation],
         unmoved: Mapping[WorkloadId, Sequence[DeviceId]],
         movable: frozenset[WorkloadId],
+        budget: SearchBudget | None = None,
     ) -> None:
+        self._budget = budget or SearchBudget()
         self.layout = layout
         self._counts = counts
         self._allocations = allocations
@@ -150,14 +164,16 @@ class Claims:
 
         With powers of two that all may move this succeeds whenever enough devices are idle: jobs that lie in a block
         with idle devices are smaller than the block, and what is idle elsewhere can be collected for them in turn.
-        Returns whether it was possible; if not, nothing has changed.
+        Returns whether it was possible; if not, or if the budget of the decision is spent, nothing has changed.
         """
+        if self._budget.clearings <= 0:
+            return False
         if self._owner is None:
             self._owner = [None] * self.layout.size
             for other in self._counts:
                 if other in self._movable:
                     self._enter(other, 0, self.of(other))
-        self._clearings_left = MAX_CLEARINGS
+        self._clearings_left = min(MAX_CLEARINGS, self._budget.clearings)
         return self._collect(workload_id, 0)
 
     def _enter(self, workload_id: WorkloadId, before: int, bits: int) -> None:
@@ -176,6 +192,7 @@ class Claims:
             if self._clearings_left <= 0:
                 return False
             self._clearings_left -= 1
+            self._budget.clearings -= 1
             mark = len(self._undo)
             if self._clear(workload_id, place, evicted, avoid):
                 return True

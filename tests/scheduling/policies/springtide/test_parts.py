@@ -11,6 +11,7 @@ from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.scheduling.decisions.cache import RowTable
 from springtide.scheduling.decisions.fingerprint import nodes_fingerprint
+from springtide.scheduling.placement.relocation import SearchBudget
 from springtide.scheduling.placement.topology import layout_of
 from springtide.scheduling.policies.springtide.blocks import admit_on_used_block
 from springtide.scheduling.policies.springtide.memory import (
@@ -64,6 +65,18 @@ def test_packing_changes_nothing_where_nobody_may_move() -> None:
     packing = Packing(layout, places, set())
     assert not packing.gather("wide")
     assert packing.places == places
+
+
+def test_packing_ends_with_the_budget_of_the_decision() -> None:
+    layout = layout_of(FOUR_NODES)
+    places = {"wide": 0xF0 | 0xF0 << 8, "one": 1 << 16, "other": 0xF << 8, "four": 0xF << 24, "two": 0x3}
+    budget = SearchBudget(moves=1)
+    packing = Packing(layout, places, {"one", "four", "two"}, budget)
+    assert not packing.gather("wide")
+    assert packing.places == places
+    assert budget.moves == 0
+    budget.moves = 2
+    assert packing.gather("wide")
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.core.workload import WorkloadId
+from springtide.scheduling.placement.relocation import SearchBudget
 from springtide.scheduling.placement.topology import Layout, addresses, block_at, lowest
 
 # On thousands of devices chains of moves get hundreds long, and nearly all of those end without room.
@@ -21,7 +22,14 @@ class Packing:
     ends. A moved job goes to an idle block of its size, or to one that smaller jobs are moved out of in turn.
     """
 
-    def __init__(self, layout: Layout, places: Mapping[WorkloadId, int], movable: Collection[WorkloadId]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        places: Mapping[WorkloadId, int],
+        movable: Collection[WorkloadId],
+        budget: SearchBudget | None = None,
+    ) -> None:
+        self._budget = budget or SearchBudget()
         self.layout = layout
         self.places = dict(places)
         self.movable = movable
@@ -35,12 +43,16 @@ class Packing:
     def gather(self, workload_id: WorkloadId) -> bool:
         """Give the workload as many devices as it has now in one aligned block.
 
-        If there is none, or more than `_MAX_MOVES` jobs would be placed anew for it, change nothing.
+        If there is none, or more than `_MAX_MOVES` jobs or than the decision may move would be placed anew for it,
+        change nothing.
         """
+        if self._budget.moves <= 0:
+            return False
         before = dict(self.places), self.idle, set(self.moved), dict(self._owner)
         homeless = [(workload_id, self.places[workload_id].bit_count())]
         self._release(workload_id)
-        for _ in range(_MAX_MOVES):
+        for _ in range(min(_MAX_MOVES, self._budget.moves)):
+            self._budget.moves -= 1
             evicted = self._place(*homeless.pop())
             if evicted is None:
                 break

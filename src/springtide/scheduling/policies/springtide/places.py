@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from springtide.core.decision import EMPTY, PoolAllocation, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.placing import place
+from springtide.scheduling.placement.relocation import SearchBudget
 from springtide.scheduling.placement.topology import Blocks, Layout, layout_of
 from springtide.scheduling.policies.springtide.capacity import NO_WORKLOAD, StayingJobs
 from springtide.scheduling.policies.springtide.memory import (
@@ -60,11 +61,13 @@ def assign_devices(
     fixed &= held.keys()
     fixed |= {WorkloadId(key) for key in (*staying.promised, *staying.others)}
     num_adjustments: dict[str, int] = {}
+    budget = SearchBudget()
     compact = _find_compact_places(state, layout, snapshot, {**services, **_counts(reservations), **spare}, fixed)
     for number in range(MAX_ROUNDS + 1):
         spare = _within(spare, reservations, state.num_surplus)
         counts = {**services, **_counts(reservations), **spare}
-        placed = _choose_places(state, layout, snapshot, counts, spare, fixed, compact if number == 0 else EMPTY)
+        wanted = compact if number == 0 else EMPTY
+        placed = _choose_places(state, layout, snapshot, counts, spare, fixed, wanted, budget)
         if number == MAX_ROUNDS:
             _accept_places(state, layout, snapshot, placed)
             break
@@ -101,6 +104,7 @@ def _choose_places(
     spare: Mapping[WorkloadId, int],
     fixed: set[WorkloadId],
     compact: Mapping[WorkloadId, Devices],
+    budget: SearchBudget,
 ) -> Placed:
     """Places for these counts: as decided before where that still fits, in `compact` places where there are some, and
     packed anew if a job would be scattered. The jobs in `fixed` do not move."""
@@ -113,12 +117,12 @@ def _choose_places(
     wanted.update(compact)
     wanted.update({who: devices for who, devices in state.pinned.items() if len(devices) == counts.get(who)})
     movable = {workload_id for workload_id in spare if workload_id in held} - fixed
-    placed = place(counts, snapshot, movable=movable, wanted=wanted)
+    placed = place(counts, snapshot, movable=movable, wanted=wanted, budget=budget)
     if not _scattered(state, layout, placed):
         return placed
     movable |= {WorkloadId(key) for key in _movable_jobs(state.reservations)} - fixed
-    placed = place(counts, snapshot, movable=movable, wanted=wanted)
-    return _pack(state, layout, snapshot, placed, movable, spare, fixed)
+    placed = place(counts, snapshot, movable=movable, wanted=wanted, budget=budget)
+    return _pack(state, layout, snapshot, placed, movable, spare, fixed, budget)
 
 
 def _within(
@@ -144,6 +148,7 @@ def _pack(
     movable: set[WorkloadId],
     spare: Mapping[WorkloadId, int],
     fixed: set[WorkloadId],
+    budget: SearchBudget,
 ) -> Placed:
     """Move other jobs out of aligned blocks for the jobs that would be scattered over more nodes than they need."""
     scattered = [who for key in _scattered(state, layout, placed) if (who := WorkloadId(key)) not in fixed]
@@ -161,6 +166,7 @@ def _pack(
         layout,
         {workload_id: layout.bitmap(allocation.device_ids) for workload_id, allocation in placed.items()},
         movable | free,
+        budget,
     )
     scattered.sort(key=lambda workload_id: (-placed[workload_id].num_devices, workload_id))
     for workload_id in scattered:
