@@ -124,6 +124,12 @@ def test_who_is_alone_on_a_device_is_told_so():
     assert told[1].startswith("shares are enforced by none")
 
 
+def test_what_an_ended_job_asked_for_is_not_told():
+    ended = a_job(Share(request=0.9, limit=1.0))
+    ended = replace(ended, lifecycle=replace(ended.lifecycle, state=JobState.FAILED))
+    assert share_evidence(ended, view_of(ended), SharingStatus()) == []
+
+
 def test_who_waits_is_told_what_the_roomiest_device_has_left():
     waiting, service = a_job(Share(request=0.9, limit=1.0)), a_service(SMALL, "local/0", "local/1")
     assert share_evidence(waiting, view_of(service, waiting), SharingStatus()) == [

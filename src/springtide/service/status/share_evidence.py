@@ -28,9 +28,13 @@ def share_evidence(record: JobRecord | ServiceRecord, view: ViewLike, sharing: S
         lines.append(f"and {len(held) - MAX_NAMED} more replicas with a share; `springtide devices` shows them all")
     if held:
         lines.append(f"shares are enforced by {sharing.mechanism}: {sharing.enforced}")
-    elif asked is not None and not record.replicas:
+    elif asked is not None and not record.replicas and not _has_ended(record):
         lines.append(_wanted(asked, view))
     return lines
+
+
+def _has_ended(record: JobRecord | ServiceRecord) -> bool:
+    return record.lifecycle.state.is_terminal if isinstance(record, JobRecord) else record.is_removed
 
 
 def _part(share: Share) -> str:
