@@ -70,6 +70,15 @@ def slowest_step_s(plan: Plan, now_s: float, deadline_s: float, size: int, steps
     return MEASURED_FRACTION * longest_s / steps_left
 
 
+def test_a_deadline_that_is_only_pursued_is_not_called_a_promise() -> None:
+    platform, view, idle = Platform(), unknown(500.0), make_view("idle", at_s=5.0, steps=STEPS, least=4, most=4)
+    platform.ask(0.0, view)
+    plan = platform.ask(10.0, running(view, 0.4, at_s=10.0), idle)
+    assert plan.reasons["idle"] == "waiting: pursued deadlines need the devices"
+    promised = make_view("new", steps=STEPS, deadline_s=5000.0)
+    assert Platform().ask(5.0, promised, idle).reasons["idle"] == "waiting: promised deadlines need the devices"
+
+
 def test_what_is_unknown_is_told_how_fast_it_has_to_be() -> None:
     plan = Platform().ask(0.0, unknown(500.0))
     assert plan.conditions == {

@@ -202,8 +202,10 @@ def _why(before: int, after: int, entry: Entry | None, reservations: Reservation
         if after > before:
             return f"starting on {devices_text(after)}" if not before else "devices that no promise needs now"
         # With an empty reservation table, other jobs without a deadline have the devices.
-        others = "others need devices, too" if after else "others have the devices"
-        why = "promised deadlines need the devices" if reservations.entries else others
+        why = "others need devices, too" if after else "others have the devices"
+        if reservations.entries:
+            is_promise = any(other.is_promised for other in reservations.entries.values())
+            why = f"{'promised' if is_promise else 'pursued'} deadlines need the devices"
         return why if before else f"waiting: {why}"
     if after > before:
         if not before:
