@@ -29,6 +29,9 @@ _CLAIMS = "claimed"
 _NONE: frozenset[DeviceId] = frozenset()
 # How many claims of sharers are tried one by one in a decision where promises leave no room for all of them.
 MOST_TRIED = 8
+# Up to so many devices of best-effort sharers are tried for a workload on whole devices without a look at whether all
+# of them would help.
+FEW = 8
 _GIVEN_UP = "promise given up: its part of a device is too little for its deadline; it ends as soon as it can"
 
 
@@ -88,8 +91,13 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         if parts.opened and _harmed(snapshot, parts, plan):
             parts, plan, barred = _without_harm(snapshot, parts, plan, planned)
         yielded = _NONE
-        lacking = _lacking(snapshot, parts, plan) if parts.spare else set()
-        if lacking:
+        lacking = _lacking(snapshot, parts, plan) if parts.spare or parts.weak else set()
+        if lacking and len(parts.weak) > FEW:
+            # On a full cluster this is so at each event: one plan with all that can be given up, before a long search.
+            all_parts, all_plan = planned(barred, parts.spare.union(parts.weak))
+            if not lacking - _lacking(snapshot, all_parts, all_plan):
+                return parts, plan
+        if parts.spare and lacking:
             other_parts, other_plan = planned(barred, parts.spare)
             if _lacking(snapshot, other_parts, other_plan) < lacking:
                 parts, plan, yielded = other_parts, other_plan, parts.spare
