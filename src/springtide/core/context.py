@@ -124,6 +124,15 @@ class TrainContext(Protocol):
         """
         ...
 
+    def epochs(self, number: int | None = None) -> Iterator[int]:
+        """Yield the number of each epoch that is left, from 0: `batches`, called once in each, then ends with it.
+
+        What follows the pass over the data (a validation, a scheduler of epochs) belongs to the epoch's last step. A
+        worker that joins begins with the present epoch. `number` is how many there are; only a script that was adopted
+        says it, since the job of a training function has it.
+        """
+        ...
+
     def batches(
         self,
         dataset: Any,
