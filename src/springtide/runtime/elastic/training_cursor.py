@@ -183,7 +183,7 @@ class TrainingCursor:
     def epoch(self) -> int:
         """The epoch of the next step (of the last one, at the end)."""
         if self._schedule is None:
-            return 0
+            return self.num_passes
         epoch = self.num_seen // self._schedule.num_samples
         return min(epoch, self._job.num_epochs - 1) if self._job.length_unit == "samples" else epoch
 
