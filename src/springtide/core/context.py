@@ -44,6 +44,10 @@ class Batch:
             raise TypeError(f"the parts of this batch have no names: its data is a {type(self.data).__name__}")
         return self.data.keys()
 
+    def items(self) -> Iterable[tuple[str, Any]]:
+        """The data's parts with their names. Raises TypeError if they have none."""
+        return [(name, self.data[name]) for name in self.keys()]
+
     def __iter__(self) -> Iterator[Any]:
         """The data's parts, or their names if they have some; of a dataset of single values, these alone."""
         return iter(self.data if isinstance(self.data, Mapping | tuple | list) else (self.data,))

@@ -110,11 +110,11 @@ def _own_context() -> ElasticContext:
 
 def _unwrapped(item: Any) -> Any:
     """The model within a DistributedDataParallel, which from now on leaves gradients and buffers alone."""
-    if not isinstance(item, DistributedDataParallel):
-        return item
-    # As within its no_sync(): the platform sums the gradients.
-    item.require_backward_grad_sync = item.require_forward_param_sync = False
-    return item.module
+    for part in item.modules() if isinstance(item, torch.nn.Module) else ():
+        if isinstance(part, DistributedDataParallel):
+            # As within its no_sync(): the platform sums the gradients.
+            part.require_backward_grad_sync = part.require_forward_param_sync = False
+    return item.module if isinstance(item, DistributedDataParallel) else item
 
 
 def _check(given: list[Any]) -> None:

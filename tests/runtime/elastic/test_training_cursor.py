@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kits.runtime.training_jobs import ADAPTIVE, make_job
+from kits.runtime.training_jobs import ADAPTIVE, make_job, make_script
 from springtide.core.errors import InvalidRequest
-from springtide.core.workload import AdaptiveBatch, Entrypoint
+from springtide.core.workload import AdaptiveBatch
 from springtide.perf.noise_scale import DECAY
 from springtide.runtime.elastic.training_cursor import (
     LEAST_NOISE_STEPS,
@@ -203,11 +203,6 @@ def test_the_factor_is_in_force_for_one_update_and_no_scheduler_ever_sees_it():
     assert moved == [0.5, 1.0, 0.5]
     assert optimizer.param_groups[0]["lr"] == 0.0625
     assert scheduler.get_last_lr() == [0.0625]
-
-
-def make_script(**fields):
-    entrypoint = Entrypoint(source_path="ddp.py", kind="script", library="springtide")
-    return msgspec.structs.replace(make_job(**fields), entrypoint=entrypoint)
 
 
 def test_a_script_says_its_epochs_and_its_batch_itself():
