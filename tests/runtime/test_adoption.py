@@ -16,7 +16,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.wire.workers import CheckpointWritten, Failed, GroupBrokenReport, Preempt, Progress, Ready
 from springtide.runtime.adoption import adopt
 
-# 83 samples in batches of 16: six steps an epoch, the last one of three samples, which no two workers share equally.
+# 83 samples in batches of 16: six steps an epoch, the last one of three samples, which one worker has alone.
 PROGRAM = """
 import json, os, time
 import torch
@@ -47,6 +47,7 @@ sampler = DistributedSampler(data) if "RANK" in os.environ else None
 loader = DataLoader(data, 16 // world_size, shuffle=sampler is None, sampler=sampler, num_workers=LOADERS,
                     persistent_workers=LOADERS > 0)
 job = springtide.adopt(model, optimizer, of_steps, of_epochs)
+assert model is net or not model.require_backward_grad_sync
 
 def score(batch):
     return {"val": nn.functional.mse_loss(model(batch.x), batch.y)}
@@ -151,7 +152,11 @@ def test_its_batch_is_its_own_whatever_the_platform_says_of_the_jobs(make_progra
     plane = make_program(step_s=0.05, global_batch_size=64)
     plane.start_group("a", batch=64)
     plane.wait_step(2)
-    plane.grow("b", batch=64)
+    (plane.work_dir / "hold").touch()
+    plane.start("b")
+    plane.wait_ready("b")
+    (plane.work_dir / "hold").unlink()
+    plane.form("a", "b", batch=64)
     plane.wait_finished()
     assert [record["num_samples"] for record in plane.steps()] == [16, 16, 16, 16, 16, 3] * 6
     last = plane.of(Progress)[-1]
