@@ -419,7 +419,8 @@ class ElasticContext:
             if self._prepared is not None and self._prepared.has_stray_scheduler():
                 sys.stderr.write(
                     "springtide: the optimizer has a scheduler that was not prepared, so that it starts anew in a "
-                    "worker that joins and after a restart; call ctx.prepare(model, optimizer, scheduler)\n"
+                    "worker that joins and after a restart; call ctx.prepare(model, optimizer, scheduler), or in a "
+                    "script springtide.adopt(model, optimizer, scheduler)\n"
                 )
         return is_made
 
