@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from springtide.core.context import TrainContext as TrainContext
     from springtide.core.model import Model as Model
     from springtide.core.status.quote import Quote as Quote
+    from springtide.runtime.adoption import adopt as adopt
     from springtide.runtime.script_reports import report as report
 
 _PUBLIC = {
@@ -58,6 +59,7 @@ _PUBLIC = {
     "Task": "springtide.client.functions",
     "TrainContext": "springtide.core.context",
     "TrainFunction": "springtide.client.functions",
+    "adopt": "springtide.runtime.adoption",
     "append_dataset": "springtide.client.datasets",
     "auto": "springtide.client.functions",
     "close_dataset": "springtide.client.datasets",

@@ -300,6 +300,29 @@ def test_a_script_whose_loop_a_library_runs_may_have_a_range_of_workers(
     assert (client.calls[0][1]["options"]["min_workers"], client.calls[0][1]["options"]["max_workers"]) == (1, 3)
 
 
+def test_a_script_that_calls_adopt_is_elastic_with_any_number_of_workers(
+    client: Any, springtide: Run, make_job: MakeJob, tmp_path: Path
+) -> None:
+    client.add(make_job())
+    path = tmp_path / "ddp.py"
+    # What else it takes from springtide does not have it imported.
+    text = (
+        "import springtide\nspringtide.model_path\nraise SystemExit('not here')\nspringtide.adopt(model, optimizer)\n"
+    )
+    path.write_text(text, encoding="utf-8")
+    for flags, bounds in (([], None), (["--workers", "1..3"], (1, 3)), (["--workers", "2"], (2, 2))):
+        result = springtide("run", str(path), *flags, "--detach", "--", "--lr", "0.1")
+        assert result.exit_code == 0, result.output
+        _, asked = client.calls[-1]
+        source, options = asked["source"], asked["options"]
+        assert (source.kind, source.library, source.args) == ("script", "springtide", ("--lr", "0.1"))
+        assert options["max_workers"] > 1
+        assert bounds is None or (options["min_workers"], options["max_workers"]) == bounds
+    refused = springtide("run", str(path), "--epochs", "2")
+    assert refused.exit_code == 2
+    assert "ddp.py is a script, which --epochs cannot steer; pass it on: -- --epochs N" in refused.output
+
+
 @pytest.mark.parametrize("command", ["run", "quote"])
 def test_a_library_of_a_release_that_is_not_tested_is_warned_of(
     springtide: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str

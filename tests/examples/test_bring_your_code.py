@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     blocks = re.findall(r"(?m)^    # (\w+\.py)\n((?:    .*\n|\n)+)", PAGE.read_text(encoding="utf-8"))
     for name, text in blocks:
         (found / name).write_text(textwrap.dedent(text), encoding="utf-8")
-    assert len(blocks) == 9
+    assert len(blocks) == 11
     return found
 
 
@@ -93,6 +93,31 @@ def test_an_unchanged_program_of_a_library(terminal, folder, name, few, epochs, 
     assert (status["step"], status["total_steps"]) == (num_steps, num_steps)
     assert status["loss"] < most_loss
     assert f"epoch {epochs}" in terminal.type("logs", job_id)
+
+
+@pytest.mark.parametrize("name", ["ddp", "ddp_elastic"])
+def test_a_script_of_torchrun_without_the_platform(folder, name):
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", f"{name}.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("epoch 5 loss") == 1
+
+
+def test_a_script_of_torchrun_adopted(terminal, folder):
+    path = folder / "ddp_longer.py"
+    path.write_text((folder / "ddp_elastic.py").read_text().replace("epochs=6", "epochs=60"))
+    job_id = terminal.ask("run", str(path), "--workers", "1..2", "--detach")["job_id"]
+    status = _shrunk_to_its_end(terminal, job_id)
+    assert status["library"] == "springtide"
+    assert (status["step"], status["total_steps"]) == (60 * 29, 60 * 29)
+    assert status["loss"] < 0.5
+    assert "epoch 59 loss" in terminal.type("logs", job_id)
 
 
 def _shrunk_to_its_end(terminal: Terminal, job_id: str) -> dict[str, Any]:

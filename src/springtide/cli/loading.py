@@ -18,7 +18,7 @@ from springtide.client.sources.source import IMPORTING_VARIABLE
 from springtide.core.errors import InvalidRequest
 
 # What a plain script uses of springtide: it declares nothing.
-_OF_SCRIPTS = frozenset({"report"})
+_OF_SCRIPTS = frozenset({"adopt", "report"})
 
 
 def split_target(target: str) -> tuple[Path, str]:
@@ -43,7 +43,7 @@ def as_typed(path: Path) -> str:
 
 
 def uses_springtide(path: Path) -> bool:
-    """Whether the file imports springtide, for more than to report its progress.
+    """Whether the file imports springtide, for more than what scripts use of it.
 
     Any other file is a plain script, which importing would run.
     """

@@ -44,6 +44,10 @@ class Batch:
             raise TypeError(f"the parts of this batch have no names: its data is a {type(self.data).__name__}")
         return self.data.keys()
 
+    def items(self) -> Iterable[tuple[str, Any]]:
+        """The data's parts with their names. Raises TypeError if they have none."""
+        return [(name, self.data[name]) for name in self.keys()]
+
     def __iter__(self) -> Iterator[Any]:
         """The data's parts, or their names if they have some; of a dataset of single values, these alone."""
         return iter(self.data if isinstance(self.data, Mapping | tuple | list) else (self.data,))
@@ -121,6 +125,15 @@ class TrainContext(Protocol):
         order, with the state of a checkpoint or of a running worker, if there is one. A GradScaler is used by `step`.
         With `micro_batch` a worker takes its part of a batch in passes of at most so many samples. Several models may
         come first, and then their optimizers, which take turns: `step`, `backward` and `update` then name one.
+        """
+        ...
+
+    def epochs(self, number: int | None = None) -> Iterator[int]:
+        """Yield the number of each epoch that is left, from 0: `batches`, called once in each, then ends with it.
+
+        What follows the pass over the data (a validation, a scheduler of epochs) belongs to the epoch's last step. A
+        worker that joins begins with the present epoch. `number` is how many there are; only a script that was adopted
+        says it, since the job of a training function has it.
         """
         ...
 

@@ -70,8 +70,9 @@ class JobFolder(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int = 0
 
 
-# Libraries whose loops are elastic without a change of the program: Lightning, and the Trainer of transformers.
-Library = Literal["", "lightning", "transformers"]
+# Libraries whose loops are elastic without a change of the program: Lightning, and the Trainer of transformers. With
+# "springtide" the script has a loop of its own, over what `springtide.adopt` returns.
+Library = Literal["", "lightning", "transformers", "springtide"]
 
 
 class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +80,8 @@ class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
 
     kind `function`: the function `object_name` is called with a TrainContext. `class`: `object_name` is a served class.
     `script`: the whole file runs as `__main__`, with torchrun's environment variables and `args`. With a `library` that
-    runs its loop, it is elastic like a function, and gets no such variables; empty: its loop is its own.
+    runs its loop, it is elastic like a function, and gets no such variables, or ("springtide") those of one worker
+    alone; empty: its loop is its own.
     With a `folder` the file is in the workload's copy of it, where the code also works, though `source_path` is not
     that of a copy which replicas and pods make for themselves; without one, as in earlier releases, the file is alone
     and its neighbours are imported from `import_root`.
@@ -97,6 +99,11 @@ class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
     def is_plain_script(self) -> bool:
         """Whether its loop is its own: it has a fixed number of workers, and says what it likes of its steps."""
         return self.kind == "script" and not self.library
+
+    @property
+    def has_library_loop(self) -> bool:
+        """Whether a library runs its loop, with samples, passes and updates of its own."""
+        return self.library not in ("", "springtide")
 
 
 class AdaptiveBatch(msgspec.Struct, frozen=True, kw_only=True):

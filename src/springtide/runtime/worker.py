@@ -26,6 +26,7 @@ from springtide.core.wire.workers import (
     WorkerSpec,
 )
 from springtide.core.workload import Entrypoint, TrainingJob
+from springtide.runtime.adoption import run_adopted
 from springtide.runtime.data.batch_loader import LoaderProcessLost
 from springtide.runtime.data.shards import seed_everything
 from springtide.runtime.elastic.context import ElasticContext, TrainerArtifacts, publish_result
@@ -85,9 +86,9 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
     keep_freed_memory()
     devices = worker_devices(spec.device_kind, spec.device_index, spec.num_devices)
     # A library's update is its own, so that a joiner cannot follow it gradient by gradient.
-    catchup = os.environ.get("SPRINGTIDE_CATCHUP", "1") != "0" and not entrypoint.library
+    catchup = os.environ.get("SPRINGTIDE_CATCHUP", "1") != "0" and not entrypoint.has_library_loop
     checks_state = os.environ.get("SPRINGTIDE_DEBUG_STATE", "0") == "1"
-    cursor = LibraryCursor(job) if entrypoint.library else None
+    cursor = LibraryCursor(job) if entrypoint.has_library_loop else None
     trainer = Trainer(spec, link, devices[0], catchup=catchup, checks_state=checks_state, library_cursor=cursor)
     _listen(trainer, link, spec)
     context = ElasticContext(
@@ -97,6 +98,9 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
         # Seeded alike on every worker: a first group copies no state, so each must build the same initial model.
         seed_everything(job.seed)
         enter_job(spec)
+        if entrypoint.library == "springtide":
+            run_adopted(context, trainer, entrypoint)
+            return _end(trainer, spec)
         if entrypoint.library:
             if told := untested_package(entrypoint.library):
                 return _cannot_be_resized(spec, link, told)

@@ -28,6 +28,16 @@ TRANSFORMERS = "from transformers import Trainer\nTrainer(model, arguments).trai
         ("from transformers import AutoModel\nmodel.train()\n", ""),
         ("from .transformers import Trainer\nTrainer(model).train()\n", ""),
         ("import torch\n", ""),
+        ("import springtide\njob = springtide.adopt(model, optimizer)\n", "springtide"),
+        ("import springtide as st\n\ndef main():\n    st.adopt(model, optimizer)\n", "springtide"),
+        ("from springtide import adopt as begin\nbegin(model, optimizer)\n", "springtide"),
+        # It adopts a training that it would otherwise leave to a library.
+        ("import springtide\nspringtide.adopt(model, optimizer)\n" + LIGHTNING, "springtide"),
+        # It only reports, or the call is of something else.
+        ("import springtide\nspringtide.report(1, 2)\n", ""),
+        ("import springtide\nshelter.adopt(cat)\n", ""),
+        ("from .springtide import adopt\nadopt(cat)\n", ""),
+        ("from springtide import adopt\n", ""),
         ("def (\n", ""),
     ],
 )

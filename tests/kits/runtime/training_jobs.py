@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from springtide.core.workload import AdaptiveBatch, Entrypoint, TrainingJob, WorkloadId
+
+
+def make_script(**fields):
+    """The job of a script that calls `springtide.adopt`."""
+    entrypoint = Entrypoint(source_path="ddp.py", kind="script", library="springtide")
+    return msgspec.structs.replace(make_job(**fields), entrypoint=entrypoint)
 
 
 def make_job(**fields):

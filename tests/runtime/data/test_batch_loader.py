@@ -244,6 +244,12 @@ def test_orders_follow_the_sampler():
     dropping = DataLoader(data, batch_size=4, shuffle=True, drop_last=True)
     assert order(dropping) == order(shuffled)[:8]
     assert order(dropping, global_batch=0) == order(shuffled)
+    # The platform divides an epoch, whatever part of it the sampler would have had.
+    for rank in (0, 1):
+        divided = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, 2, rank))
+        assert order(divided, epoch=1) == order(shuffled, epoch=1)
+        in_order = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, 2, rank, shuffle=False))
+        assert order(in_order) == list(range(10))
     chosen = DataLoader(data, batch_size=4, sampler=SubsetRandomSampler([2, 5, 7]))
     assert sorted(order(chosen)) == [2, 5, 7]
     weighted = DataLoader(data, batch_size=4, sampler=WeightedRandomSampler([0, 1] * 5, 40))
@@ -279,7 +285,6 @@ class Endless(IterableDataset):
             lambda data: DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 4, drop_last=False)),
             "a batch_sampler of its own.*batch_size=N",
         ),
-        (lambda data: DataLoader(data, sampler=DistributedSampler(data, 2, 0), batch_size=4), "shuffle=True"),
         (lambda data: DataLoader(data, sampler=Odd(), batch_size=4), "Odd.*Subset"),
         (lambda data: DataLoader(data, batch_size=4, drop_last=True), "10 samples.*global batch of 64"),
     ],

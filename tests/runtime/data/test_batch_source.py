@@ -59,7 +59,7 @@ def test_a_batch_of_mappings_reads_like_a_mapping(tmp_path, wrap):
         assert batch["labels"].tolist() == list(batch.ids)
         assert (lambda input_ids, labels: labels)(**batch) is batch["labels"]
         assert list(batch) == ["input_ids", "labels"]
-        assert dict(batch) == batch.fields == batch.data
+        assert dict(batch) == dict(batch.items()) == batch.fields == batch.data
         assert (batch.x, batch.y) == (None, None)
     assert sorted(index for batch in batches for index in batch.ids) == list(range(12))
 

@@ -25,7 +25,7 @@ def train(tmp_path):
     """Runs a training function in this process, on four steps of 16 samples."""
 
     def run(function, **fields):
-        job = make_job(tmp_path, "", num_epochs=1, **fields)
+        job = make_job(tmp_path, "", **{"num_epochs": 1, **fields})
         return run_local(function, job, tmp_path, lambda line: None)
 
     return run
@@ -208,3 +208,57 @@ def test_turns_need_one_pass_over_a_batch(train, fields):
 
     with pytest.raises(InvalidRequest, match="take turns on one pass over a batch"):
         train(fit, **fields)
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_loop_over_epochs_trains_as_one_loop_does(train, turns):
+    def fit(ctx, make_loops):
+        models = [torch.nn.Linear(4, 1) for _ in range(turns)]
+        optimizers = [sgd(model.parameters()) for model in models]
+        ctx.prepare(*models, *optimizers)
+        seen = []
+        for epoch, batches in make_loops(ctx):
+            for batch in batches:
+                for model, optimizer in zip(models, optimizers, strict=True):
+                    ctx.step(loss_of(model, batch), optimizer=optimizer)
+                seen.append((epoch, batch.epoch, batch.ids))
+            # Its last step is committed before what follows an epoch.
+            assert ctx.step_number == len(seen)
+        return seen, [model.weight.tolist() for model in models]
+
+    found = []
+    train(lambda ctx: found.append(fit(ctx, lambda ctx: [(None, ctx.batches(X))])), num_epochs=2, exact=False)
+    train(
+        lambda ctx: found.append(fit(ctx, lambda ctx: ((e, ctx.batches(X)) for e in ctx.epochs()))),
+        num_epochs=2,
+        exact=False,
+    )
+    (one_loop, weights), (nested, nested_weights) = found
+    assert [seen[1:] for seen in one_loop] == [seen[1:] for seen in nested]
+    assert [seen[0] for seen in nested] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert weights == nested_weights
+
+
+def test_an_epoch_is_one_complete_pass(train):
+    def fit(body):
+        def function(ctx):
+            model, _ = ctx.prepare(torch.nn.Linear(4, 1), sgd)
+            for _ in ctx.epochs():
+                body(ctx, lambda batch: ctx.step(loss_of(model, batch)))
+
+        return function
+
+    def twice(ctx, step):
+        for _ in range(2):
+            for batch in ctx.batches(X):
+                step(batch)
+
+    def partly(ctx, step):
+        step(next(iter(ctx.batches(X))))
+
+    with pytest.raises(InvalidRequest, match="called twice in epoch 0"):
+        train(fit(twice), num_epochs=2, exact=False)
+    with pytest.raises(InvalidRequest, match="epoch 0 has ended without a complete pass"):
+        train(fit(partly), num_epochs=2, exact=False)
+    with pytest.raises(InvalidRequest, match="needs a model first"):
+        train(lambda ctx: next(iter(ctx.epochs())))

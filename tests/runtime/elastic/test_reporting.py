@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kits.runtime.training_jobs import ADAPTIVE, make_job
+from kits.runtime.training_jobs import ADAPTIVE, make_job, make_script
 from springtide.core.wire.workers import Progress, Switched
 from springtide.runtime.elastic import reporting
 from springtide.runtime.elastic.reporting import Reporter
@@ -67,6 +67,17 @@ def test_a_fixed_batch_reports_its_steps_and_their_time_and_no_noise(clock):
     assert (report.progress, report.total_progress, report.global_batch_size) == (5.0, 20.0, 16)
     assert report.step_s == pytest.approx(0.5)
     assert report.grad_sqr is report.grad_var is None
+
+
+def test_steps_of_a_script_count_as_batches_of_the_size_that_its_job_has(clock):
+    training_cursor = TrainingCursor(make_script(global_batch_size=64))
+    training_cursor.set_epochs(4)
+    training_cursor.take_batch_size(16)
+    training_cursor.start(80)
+    report = train(clock, training_cursor, None, 5).newest()
+    assert (report.total_steps, report.progress, report.global_batch_size, report.local_batch_size) == (20, 5.0, 64, 32)
+    assert report.samples_per_s == pytest.approx(64 / 0.5)
+    assert report.step_s == pytest.approx(0.5)
 
 
 def test_a_batch_that_may_change_reports_a_step_as_one_pass_over_a_workers_share(clock):

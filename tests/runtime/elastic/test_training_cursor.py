@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kits.runtime.training_jobs import ADAPTIVE, make_job
+from kits.runtime.training_jobs import ADAPTIVE, make_job, make_script
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import AdaptiveBatch
 from springtide.perf.noise_scale import DECAY
@@ -203,3 +203,57 @@ def test_the_factor_is_in_force_for_one_update_and_no_scheduler_ever_sees_it():
     assert moved == [0.5, 1.0, 0.5]
     assert optimizer.param_groups[0]["lr"] == 0.0625
     assert scheduler.get_last_lr() == [0.0625]
+
+
+def test_a_script_says_its_epochs_and_its_batch_itself():
+    training_cursor = TrainingCursor(make_script(global_batch_size=64))
+    with pytest.raises(InvalidRequest, match=r"for epoch in job\.epochs\(3\)"):
+        training_cursor.take_batch_size(16)
+    for wrong in (None, 0, 2.0):
+        with pytest.raises(InvalidRequest, match="needs the number of epochs"):
+            training_cursor.set_epochs(wrong)
+    assert training_cursor.set_epochs(3) == 3
+    with pytest.raises(InvalidRequest, match="DataLoader with batch_size=N"):
+        training_cursor.take_batch_size(0)
+    assert training_cursor.take_batch_size(16)
+    # What the platform says of the batch is of its own count.
+    training_cursor.set_batch_size(64)
+    training_cursor.start(40)
+    assert (training_cursor.total_steps, training_cursor.global_batch_size, training_cursor.counted_size) == (9, 16, 64)
+    passes = []
+    while not training_cursor.is_over:
+        passes.append(training_cursor.num_passes)
+        batch = training_cursor.next_batch()
+        assert batch.global_batch_size == 16
+        training_cursor.commit(batch, None, 0.0)
+    assert (passes, training_cursor.num_passes) == ([0, 0, 0, 1, 1, 1, 2, 2, 2], 3)
+
+
+def test_a_script_that_goes_on_elsewhere_knows_its_epoch_before_its_data():
+    first, second = (TrainingCursor(make_script(global_batch_size=64)) for _ in range(2))
+    first.set_epochs(3)
+    first.take_batch_size(16)
+    first.start(40)
+    for _ in range(4):
+        first.commit(first.next_batch(), None, 0.0)
+    second.cursor = msgspec.json.decode(msgspec.json.encode(first.cursor), type=Cursor)
+    assert (second.num_passes, second.epoch) == (1, 1)
+    second.set_epochs(3)
+    with pytest.raises(InvalidRequest, match="batch_size=32, and the 4 steps before had 16 samples"):
+        second.take_batch_size(32)
+    second.take_batch_size(16)
+    with pytest.raises(InvalidRequest, match="has 41 samples in an epoch, and had 40 before"):
+        second.start(41)
+    second.start(40)
+    assert second.next_batch().ids.tolist() == first.next_batch().ids.tolist()
+
+
+def test_a_training_function_has_the_epochs_and_the_batch_of_its_job():
+    training_cursor = TrainingCursor(make_job(num_epochs=2, global_batch_size=16))
+    assert training_cursor.set_epochs(None) == training_cursor.set_epochs(2) == 2
+    with pytest.raises(InvalidRequest, match=r"not what the job has: epochs=2; write ctx\.epochs\(\)"):
+        training_cursor.set_epochs(3)
+    assert not training_cursor.take_batch_size(32)
+    assert (training_cursor.global_batch_size, training_cursor.counted_size) == (16, 16)
+    with pytest.raises(InvalidRequest, match="does not know its epochs"):
+        TrainingCursor(make_job(length_unit="progress", batch=ADAPTIVE)).set_epochs(None)

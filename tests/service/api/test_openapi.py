@@ -209,6 +209,10 @@ def test_a_service_whose_replicas_have_sent_no_schema_is_described_too():
         ({"kind": "script", "object_name": ""}, {}, 201),
         ({"kind": "script", "object_name": "fit"}, {}, 422),
         ({"kind": "script", "object_name": ""}, {"batch": {"min_size": 16, "max_size": 64}}, 422),
+        # The sums of a library's program are those of its workers; a script that was adopted can be exact.
+        ({"kind": "script", "object_name": "", "library": "lightning"}, {"num_virtual_shards": 4}, 422),
+        ({"kind": "script", "object_name": "", "library": "springtide"}, {"num_virtual_shards": 4}, 201),
+        ({"library": "springtide"}, {}, 422),
         ({"files": {"a/../b.txt": ""}}, {}, 422),
         ({"files": {"a.txt": ""}}, {}, 201),
         ({"args": ["a\0"]}, {}, 422),

@@ -72,7 +72,10 @@ def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any])
         # A job like any other; only the way to the platform is another one.
         given = {**given, "on": None}
     overrides = _overrides(given)
-    found = find_training(imported(path, wish), path, object_name) if uses_springtide(path) else None
+    # Importing a script would run it, whatever it also takes from springtide.
+    is_script = not object_name and _library_of(path) == "springtide"
+    imports = not is_script and uses_springtide(path)
+    found = find_training(imported(path, wish), path, object_name) if imports else None
     if found is not None:
         if script_args:
             refuse(f"{path.name} has a training function, which takes no script arguments; use --param name=value")
@@ -86,7 +89,8 @@ def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any])
                 f"springtide run {path.name}"
             )
         library = _check_script(path, overrides)
-        changed = TrainOptions(workers=1).override(overrides)
+        base = TrainOptions() if library == "springtide" else TrainOptions(workers=1)
+        changed = base.override(overrides)
         source, name = read_source(path, "", "script", script_args, library), name_from(path.stem)
     if given["best_effort"]:
         changed = changed.override({"deadline": None, "budget": None})
@@ -148,14 +152,20 @@ def _check_script(path: Path, overrides: TrainKeywords) -> Library:
     for option in JOB_OPTIONS:
         if option.name in _OF_FUNCTIONS and option.name in overrides:
             flag = option.flags["run"].flag
-            refuse(f"{path.name} is a plain script, which {flag} cannot steer; pass it on: -- {flag} N")
+            refuse(f"{path.name} is a script, which {flag} cannot steer; pass it on: -- {flag} N")
+    library = _library_of(path)
+    if library == "springtide":
+        return library
     workers = overrides.get("workers")
     if workers is None or (workers != "auto" and len(set(parse_range(str(workers), "workers"))) == 1):
         return ""
-    library = library_of(path.read_text(encoding="utf-8", errors="replace"))
     if not library:
         refuse(
             f"{path.name} is a plain script and cannot be resized; give one number: --workers 2 (a script that calls "
-            "fit() of Lightning's Trainer, or train() of a Trainer of transformers, may have a range)"
+            "springtide.adopt(), fit() of Lightning's Trainer or train() of a Trainer of transformers may have a range)"
         )
     return library
+
+
+def _library_of(path: Path) -> Library:
+    return library_of(path.read_text(encoding="utf-8", errors="replace"))

@@ -1,4 +1,4 @@
-"""Which library runs the loop of a script, as its text tells, without running it."""
+"""Which library runs the loop of a script, or makes it elastic, as its text tells, without running it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ _PACKAGES: Mapping[str, tuple[Library, str]] = MappingProxyType(
 
 
 def library_of(text: str) -> Library:
-    """The library whose Trainer the script makes and starts; empty if there is none, or if the text is not Python.
+    """The library whose Trainer the script makes and starts; "springtide" if it calls `springtide.adopt`.
 
-    A Trainer that another file makes is not seen.
+    Empty if there is none, or if the text is not Python. What another file does is not seen.
     """
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return ""
+    if _adopts(tree):
+        return "springtide"
     packages, called = set(), set()
     makes_trainer = False
     for node in ast.walk(tree):
@@ -42,3 +44,26 @@ def library_of(text: str) -> Library:
         if makes_trainer and package in packages and method in called:
             return library
     return ""
+
+
+def _adopts(tree: ast.AST) -> bool:
+    """Whether the script calls `springtide.adopt`, by whatever name it has imported it."""
+    modules, functions = set(), set()
+    called: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name for alias in node.names if alias.name == "springtide"}
+        elif isinstance(node, ast.ImportFrom) and node.module == "springtide" and not node.level:
+            functions |= {alias.asname or alias.name for alias in node.names if alias.name == "adopt"}
+        elif isinstance(node, ast.Call):
+            called.append(node.func)
+    return any(
+        (isinstance(name, ast.Name) and name.id in functions)
+        or (
+            isinstance(name, ast.Attribute)
+            and name.attr == "adopt"
+            and isinstance(name.value, ast.Name)
+            and name.value.id in modules
+        )
+        for name in called
+    )

@@ -333,10 +333,9 @@ def order_of(loader: DataLoader[Any], global_batch_size: int) -> LoaderOrder:
             f"the DataLoader has {given}, and the platform cuts the batches; give it batch_size=N, and sampler=... for "
             "an order of samples"
         )
-    if isinstance(sampler, DistributedSampler):
-        raise InvalidRequest(
-            "the DataLoader has a DistributedSampler, and the platform divides the batches; give it shuffle=True"
-        )
+    if type(sampler) is DistributedSampler:
+        # The platform divides its epochs, as it does those of one process.
+        sampler = (RandomSampler if sampler.shuffle else SequentialSampler)(sampler.dataset)  # type: ignore[arg-type]
     if type(sampler) not in _SAMPLERS:
         raise InvalidRequest(
             f"the DataLoader has the sampler {type(sampler).__name__}, of which it is not known that it draws the same "

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 import torch
 from safetensors.torch import save
+from torch.utils.data import DataLoader
 
 from springtide.core.context import Batch
 from springtide.core.errors import Fenced, InvalidRequest, StorageError
@@ -88,6 +89,22 @@ class ShardTrainer(Protocol):
     def start(self, num_samples: int, order: SampleOrder | None = None) -> None:
         """Set the dataset's length and, if it has one, its own order. Raises InvalidRequest."""
 
+    def set_epochs(self, num_epochs: int | None) -> int:
+        """Set how many epochs a script has; returns how many there are. Raises InvalidRequest."""
+
+    def take_batch_size(self, size: int) -> bool:
+        """Set the samples of a full batch as a script's DataLoader has them (0: none); whether this is a script.
+
+        Raises InvalidRequest.
+        """
+
+    @property
+    def num_passes(self) -> int:
+        """How many passes over the data are complete."""
+
+    def end_step(self) -> None:
+        """Commit a step in which several optimizers have taken turns."""
+
     def parts_ahead(self, part: int) -> Iterator[tuple[GlobalBatch, int, tuple[int, int]]]:
         """What `next_shard` will return, from this part of the current step on, if group and batch size stay."""
 
@@ -159,10 +176,14 @@ class ElasticContext:
         self._params = dict(params)
         self._store_url = store_url
         self._is_prepared = False
-        # Sources of evaluations, by the DataLoader whose processes are to be kept.
+        # Sources of evaluations, and of epochs, by the DataLoader whose processes are to be kept.
         self._kept: weakref.WeakKeyDictionary[Any, BatchSource] = weakref.WeakKeyDictionary()
+        self._kept_passes: weakref.WeakKeyDictionary[Any, BatchSource] = weakref.WeakKeyDictionary()
         self._prepared: Prepared | None = None
         self._is_checked = False
+        # In a loop over epochs: the present one, and whether its pass over the data has begun.
+        self._epoch: int | None = None
+        self._has_pass = False
         self._num_yielded = 0
         self._num_stepped = 0
         # Whether a backward pass waits for its update, and the place of the optimizer that makes it.
@@ -240,6 +261,25 @@ class ElasticContext:
         self._trainer.attach(prepared.model, prepared.optimizers, prepared.objects, micro_batch or 0)
         return (*prepared.models, *prepared.optimizers, *prepared.objects)
 
+    def epochs(self, number: int | None = None) -> Iterator[int]:
+        """Yield the number of each epoch that is left, from 0; `batches` then ends with the epoch.
+
+        A worker that joins, and a restart, begin with the present epoch. `number` is how many there are, which only a
+        script says itself. Raises InvalidRequest, also if an epoch had no complete pass over the data.
+        """
+        num_epochs = self._trainer.set_epochs(number)
+        if not self._is_prepared:
+            raise InvalidRequest("ctx.epochs() needs a model first; call ctx.prepare(model, optimizer) before the loop")
+        while (epoch := self._trainer.num_passes) < num_epochs:
+            self._epoch, self._has_pass = epoch, False
+            yield epoch
+            if self._trainer.num_passes == epoch:
+                raise InvalidRequest(
+                    f"epoch {epoch} has ended without a complete pass over its data; go through all of "
+                    "ctx.batches(data) in each, or leave the loop over epochs, too, to end early"
+                )
+        self._epoch = None
+
     def batches(
         self,
         dataset: Any,
@@ -254,20 +294,34 @@ class ElasticContext:
         DataLoader has these itself. Raises InvalidRequest, also if a batch was not followed by `step`; StorageError if
         a named dataset cannot be read; and what the dataset raises.
         """
-        trainer = self._trainer
+        trainer, epoch = self._trainer, self._epoch
         if not self._is_prepared:
             raise InvalidRequest(
                 "ctx.batches() needs a model first; call ctx.prepare(model, optimizer) before the loop"
             )
-        source = open_source(
-            dataset,
-            self._source_place,
-            trainer.global_batch_size,
-            num_workers=num_workers,
-            collate=collate,
-            prefetch=prefetch,
-        )
-        say_who_decides(source.batch_size, trainer.global_batch_size)
+        if epoch is not None and self._has_pass:
+            raise InvalidRequest(
+                f"ctx.batches() was called twice in epoch {epoch}; it is for the one pass that trains: use the "
+                "DataLoader itself, or ctx.evaluate(), for validation"
+            )
+        self._has_pass = True
+        is_own = trainer.take_batch_size((dataset.batch_size or 0) if isinstance(dataset, DataLoader) else 0)
+        # One loop over all epochs ends with the training.
+        is_kept = epoch is not None and _is_kept(dataset)
+        source = self._kept_passes.get(dataset) if is_kept else None
+        if source is None:
+            source = open_source(
+                dataset,
+                self._source_place,
+                trainer.global_batch_size,
+                num_workers=num_workers,
+                collate=collate,
+                prefetch=prefetch,
+            )
+        if is_kept:
+            self._kept_passes[dataset] = source
+        if not is_own and not trainer.num_passes:
+            say_who_decides(source.batch_size, trainer.global_batch_size)
         try:
             trainer.start(source.num_samples, source.order)
             while True:
@@ -276,8 +330,10 @@ class ElasticContext:
                         "a batch was not trained on; call ctx.step(loss), or ctx.backward(loss) and ctx.update(), once "
                         "for every batch of the loop"
                     )
+                if epoch is not None and self._is_over(epoch):
+                    return
                 task = trainer.next_shard()
-                if task is None:
+                if task is None or (epoch is not None and task[0].epoch > epoch):
                     return
                 batch, shard, _ = task
                 part = _part_ids(task)
@@ -286,7 +342,14 @@ class ElasticContext:
                 yield self._made(data, part, batch.step, shard)
         finally:
             trainer.leave_loop()
-            source.close()
+            if not is_kept:
+                source.close()
+
+    def _is_over(self, epoch: int) -> bool:
+        """Whether all steps of the epoch are committed. Its boundary is passed when the next one begins."""
+        if self._trainer.num_passes == epoch:
+            self._trainer.end_step()
+        return self._trainer.num_passes > epoch
 
     @property
     def _source_place(self) -> SourcePlace:
@@ -356,7 +419,8 @@ class ElasticContext:
             if self._prepared is not None and self._prepared.has_stray_scheduler():
                 sys.stderr.write(
                     "springtide: the optimizer has a scheduler that was not prepared, so that it starts anew in a "
-                    "worker that joins and after a restart; call ctx.prepare(model, optimizer, scheduler)\n"
+                    "worker that joins and after a restart; call ctx.prepare(model, optimizer, scheduler), or in a "
+                    "script springtide.adopt(model, optimizer, scheduler)\n"
                 )
         return is_made
 
@@ -393,7 +457,7 @@ class ElasticContext:
         """
         if self._prepared is None:
             raise InvalidRequest("ctx.evaluate() needs a model first; call ctx.prepare(model, optimizer) before it")
-        is_kept = bool(getattr(dataset, "persistent_workers", False))
+        is_kept = _is_kept(dataset)
         source = self._kept.get(dataset) if is_kept else None
         if source is None:
             source = open_source(
@@ -464,6 +528,11 @@ def publish_result(trainer: Trainer) -> str:
             sys.stderr.write(f"springtide: the result cannot be written yet: {error}\n")
             time.sleep(_PUBLISH_RETRY_S)
     return ""
+
+
+def _is_kept(dataset: Any) -> bool:
+    """Whether the processes of a DataLoader are to be kept for its next pass."""
+    return bool(getattr(dataset, "persistent_workers", False))
 
 
 def _checked_weight(weight: Any) -> float | None:

@@ -88,8 +88,8 @@ class Reporter:
         self, training_cursor: TrainingCursor | LibraryCursor, batch: GlobalBatch, loss: float, *, sync_s: float
     ) -> None:
         """Report a committed step on `batch`; `sync_s` is the time from the start of its exchange to its end."""
-        size = training_cursor.cursor.global_batch_size
-        # A library's batch has another size than the job's; its steps count as the job's.
+        # The batch of a script has another size than the job's; its steps count as the job's.
+        size = training_cursor.counted_size
         now_s, num_samples = time.monotonic(), len(batch.ids) * size // (batch.global_batch_size or size)
         self._last_end_s, self._step = now_s, training_cursor.step
         self._link.update(step=training_cursor.step)
@@ -139,7 +139,7 @@ class Reporter:
         number never changes, so the time still grows in proportion. A step lasts from commit to commit, including user
         code between; an epoch's smaller last batch counts as a fraction of a step.
         """
-        size = training_cursor.cursor.global_batch_size
+        size = training_cursor.counted_size
         num_steps = num_samples / size
         timed: dict[str, Any] = {}
         if num_steps > 0.0:

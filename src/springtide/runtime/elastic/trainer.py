@@ -141,6 +141,31 @@ class Trainer:
         assert isinstance(self.training_cursor, TrainingCursor), "the samples of a library's loop are its own"
         self.training_cursor.start(num_samples, order)
 
+    def set_epochs(self, num_epochs: int | None) -> int:
+        """Set how many epochs a script has; returns how many there are. Raises InvalidRequest."""
+        assert isinstance(self.training_cursor, TrainingCursor)
+        return self.training_cursor.set_epochs(num_epochs)
+
+    def take_batch_size(self, size: int) -> bool:
+        """Set the samples of a full batch as a script's DataLoader has them; whether this is a script.
+
+        Raises InvalidRequest.
+        """
+        assert isinstance(self.training_cursor, TrainingCursor)
+        return self.training_cursor.take_batch_size(size)
+
+    @property
+    def num_passes(self) -> int:
+        """How many passes over the data are complete."""
+        assert isinstance(self.training_cursor, TrainingCursor)
+        return self.training_cursor.num_passes
+
+    def end_step(self) -> None:
+        """Commit a step in which several optimizers have taken turns, before its boundary."""
+        if self._turns.last is not None:
+            self._take_back()
+            self._commit_turns()
+
     def parts_ahead(self, part: int) -> Iterator[tuple[GlobalBatch, int, tuple[int, int]]]:
         """What `next_shard` will return, from this part of the current step on, if group and batch size stay."""
         assert isinstance(self.training_cursor, TrainingCursor)
@@ -193,7 +218,7 @@ class Trainer:
     @property
     def global_batch_size(self) -> int:
         """The samples of a full batch; the initial one, if it may change."""
-        return self.job.global_batch_size
+        return self.training_cursor.global_batch_size
 
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
         """The next shard's global batch, number and (first, end) samples; None when all steps are committed.
@@ -381,9 +406,7 @@ class Trainer:
         """Between two steps, once user code is done with the last: do what the members agreed on in its exchange."""
         membership = self.membership
         self._take_back()
-        last_turn = self._turns.pop_last()
-        if last_turn is not None:
-            self._commit(last_turn)
+        self._commit_turns()
         boundary, self._boundary = self._boundary, None
         if boundary is None:
             return
@@ -401,6 +424,11 @@ class Trainer:
         if membership.is_departing:
             self._break_up()
             self._enter_next()
+
+    def _commit_turns(self) -> None:
+        last_turn = self._turns.pop_last()
+        if last_turn is not None:
+            self._commit(last_turn)
 
     def _take_back(self) -> None:
         undo, self._undo = self._undo, None

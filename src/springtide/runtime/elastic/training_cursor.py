@@ -55,7 +55,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     `global_batch_size` is that of the next step. `progress` is in steps of the initial batch size; a step of a larger
     batch counts as perf.goodput.gain says. `squares` is the last step's measurement: it enters `noise` one step later,
     when rank 0's value has reached all members. `num_updates` are those of the next step that are made already, where
-    several optimizers take turns in it.
+    several optimizers take turns in it. `num_samples` are those of the dataset (0: not known, as in old checkpoints).
     """
 
     step: int = 0
@@ -65,6 +65,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     noise: NoiseMeter = NoiseMeter()
     squares: Squares | None = None
     num_updates: int = 0
+    num_samples: int = 0
 
     @property
     def position(self) -> float:
@@ -80,10 +81,70 @@ class TrainingCursor:
         self.measures_noise = job.batch is not None if measures_noise is None else measures_noise
         self.cursor = Cursor(global_batch_size=job.global_batch_size)
         self._schedule: SampleSchedule | None = None
+        # A script says these itself: whether it has said its epochs, and in which unit the platform counts its steps.
+        self._lacks_epochs = job.has_own_batch
+        self._counted_size = job.global_batch_size if job.has_own_batch else 0
 
     @property
     def step(self) -> int:
         return self.cursor.step
+
+    @property
+    def global_batch_size(self) -> int:
+        """The samples of a full batch; the initial one, if it may change."""
+        return self._job.global_batch_size
+
+    @property
+    def counted_size(self) -> int:
+        """The samples of a full batch as reports count them: of a script, those that its job has for the platform."""
+        return self._counted_size or self.cursor.global_batch_size
+
+    def set_epochs(self, num_epochs: int | None) -> int:
+        """Set how many epochs a script has; returns how many there are. Raises InvalidRequest.
+
+        A training function has those of its job, and `num_epochs` is None or equal.
+        """
+        job = self._job
+        if job.length_unit != "samples":
+            raise InvalidRequest(
+                'a job with length="progress" does not know its epochs; write one loop: for batch in ctx.batches(data)'
+            )
+        if not job.has_own_batch:
+            if num_epochs not in (None, job.num_epochs):
+                raise InvalidRequest(
+                    f"ctx.epochs({num_epochs}) is not what the job has: epochs={job.num_epochs}; write ctx.epochs()"
+                )
+            return job.num_epochs
+        if type(num_epochs) is not int or num_epochs < 1:
+            raise InvalidRequest(f"epochs() needs the number of epochs of this script, at least 1, not {num_epochs!r}")
+        self._job = msgspec.structs.replace(job, num_epochs=num_epochs)
+        self._lacks_epochs = False
+        return num_epochs
+
+    def take_batch_size(self, size: int) -> bool:
+        """Set the samples of a full batch as a script's DataLoader has them (0: it has none); whether this is a script.
+
+        That of a training function is its job's. Raises InvalidRequest.
+        """
+        if not self._job.has_own_batch:
+            return False
+        if self._lacks_epochs:
+            raise InvalidRequest(
+                "batches() of a script is a pass over the data within an epoch; write it into the loop over epochs: "
+                "for epoch in job.epochs(3): for batch in job.batches(loader): ..."
+            )
+        if size < 1:
+            raise InvalidRequest(
+                "batches() of a script needs a torch DataLoader with batch_size=N, which is the size of its batches"
+            )
+        if self.step and size != self.cursor.global_batch_size:
+            raise InvalidRequest(
+                f"the DataLoader has batch_size={size}, and the {self.step} steps before had "
+                f"{self.cursor.global_batch_size} samples each; keep that size, or start the job anew"
+            )
+        self._job = msgspec.structs.replace(self._job, global_batch_size=size)
+        self.cursor = msgspec.structs.replace(self.cursor, global_batch_size=size)
+        return True
 
     def start(self, num_samples: int, order: SampleOrder | None = None) -> None:
         """Set the dataset's length, from which the samples of every step follow. Raises InvalidRequest if it is 0.
@@ -92,7 +153,12 @@ class TrainingCursor:
         """
         if num_samples <= 0:
             raise InvalidRequest("the dataset is empty; hand over at least one sample")
-        job = self._job
+        job, known = self._job, self.cursor.num_samples
+        if job.has_own_batch and known and num_samples != known:
+            raise InvalidRequest(
+                f"the dataset has {num_samples} samples in an epoch, and had {known} before; keep its length, or start "
+                "the job anew"
+            )
         self._schedule = SampleSchedule(
             num_samples=num_samples,
             global_batch_size=job.global_batch_size,
@@ -103,8 +169,8 @@ class TrainingCursor:
         )
 
     def set_batch_size(self, size: int) -> None:
-        """Use global batches of `size` samples from the next step on (0: no change)."""
-        size = size or self.cursor.global_batch_size or self._job.global_batch_size
+        """Use global batches of `size` samples from the next step on (0: no change). A script keeps its own."""
+        size = (0 if self._counted_size else size) or self.cursor.global_batch_size or self._job.global_batch_size
         self.cursor = msgspec.structs.replace(self.cursor, global_batch_size=size)
 
     @property
@@ -117,9 +183,15 @@ class TrainingCursor:
     def epoch(self) -> int:
         """The epoch of the next step (of the last one, at the end)."""
         if self._schedule is None:
-            return 0
+            return self.num_passes
         epoch = self.num_seen // self._schedule.num_samples
         return min(epoch, self._job.num_epochs - 1) if self._job.length_unit == "samples" else epoch
+
+    @property
+    def num_passes(self) -> int:
+        """How many passes over the data are complete; 0 also before its first step."""
+        num_samples = self.cursor.num_samples
+        return self.num_seen // num_samples if num_samples else 0
 
     @property
     def is_over(self) -> bool:
@@ -221,6 +293,7 @@ class TrainingCursor:
             progress=cursor.progress + self._gain(len(batch.ids)),
             noise=noise,
             squares=measured,
+            num_samples=self._known_schedule.num_samples,
         )
 
     @property

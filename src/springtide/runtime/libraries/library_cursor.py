@@ -37,6 +37,13 @@ class LibraryCursor:
         self._offered, self._num_left = batch, num_left
 
     @property
+    def global_batch_size(self) -> int:
+        """The samples of a full batch as the job has them."""
+        return self._batch_size
+
+    counted_size = global_batch_size
+
+    @property
     def step(self) -> int:
         return self.cursor.step
 

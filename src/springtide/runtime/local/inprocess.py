@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import time
@@ -23,6 +24,7 @@ from springtide.runtime.elastic.steps.gradients import LossScaling, clip_gradien
 from springtide.runtime.elastic.steps.method import Flags, Reduced, parts_ahead
 from springtide.runtime.elastic.training_cursor import TrainingCursor
 from springtide.runtime.local.function_task import LocalResult, LossLines
+from springtide.runtime.local.torchrun_ranks import TorchrunRanks
 from springtide.runtime.models.named_tensors import TrainingState
 from springtide.runtime.process.devices import worker_devices
 from springtide.runtime.process.entry import as_function
@@ -31,19 +33,26 @@ from springtide.storage.workloads.results import OUT_VARIABLE
 
 
 class _OneWorker:
-    """The trainer of a group of one."""
+    """The trainer of a group of one; with `ranks`, one of those that torchrun has started."""
 
-    rank = 0
-    world_size = 1
-
-    def __init__(self, job: TrainingJob, device: torch.device, report: Callable[[_OneWorker, int], None]) -> None:
+    def __init__(
+        self,
+        job: TrainingJob,
+        device: torch.device,
+        report: Callable[[_OneWorker, int], None],
+        ranks: TorchrunRanks | None = None,
+    ) -> None:
         self.job = job
+        self._ranks = ranks
+        self.rank, self.world_size = (0, 1) if ranks is None else (ranks.rank, ranks.world_size)
         self.training_cursor = TrainingCursor(job)
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
         self._device = device
         self._report = report
+        # The batch, and this rank's part of it.
         self._batch: GlobalBatch | None = None
+        self._own: GlobalBatch | None = None
         self._part_size = 0
         self._reduced: Reduced | None = None
         self._last_turn: Reduced | None = None
@@ -62,6 +71,24 @@ class _OneWorker:
         self._method = step_method(
             self.job, self.state, measures_noise=measures_noise, micro_batch=micro_batch, metrics=self.metrics
         )
+        if self._ranks is not None:
+            self._ranks.copy_first(self.state)
+
+    def set_epochs(self, num_epochs: int | None) -> int:
+        """Set how many epochs a script has; returns how many there are. Raises InvalidRequest."""
+        return self.training_cursor.set_epochs(num_epochs)
+
+    def take_batch_size(self, size: int) -> bool:
+        """Set the samples of a full batch: those of a script's DataLoader, on each rank; whether this is a script.
+
+        Raises InvalidRequest.
+        """
+        return self.training_cursor.take_batch_size(size * self.world_size)
+
+    @property
+    def num_passes(self) -> int:
+        """How many passes over the data are complete."""
+        return self.training_cursor.num_passes
 
     def start(self, num_samples: int, order: SampleOrder | None = None) -> None:
         """Set the dataset's length, from which all steps of the training follow. Raises InvalidRequest."""
@@ -69,7 +96,11 @@ class _OneWorker:
 
     def parts_ahead(self, part: int) -> Iterator[tuple[GlobalBatch, int, tuple[int, int]]]:
         """What `next_shard` will return, from this part of the current step on."""
-        return parts_ahead(self.training_cursor, self._method, None, part)
+        if self._ranks is None:
+            return parts_ahead(self.training_cursor, self._method, None, part)
+        batches = map(self._ranks.part_of, self.training_cursor.batches_ahead())
+        found = ((batch, *task) for batch in batches for task in self._method.parts(batch, None))
+        return itertools.islice(found, part, None)
 
     @property
     def step(self) -> int:
@@ -92,22 +123,29 @@ class _OneWorker:
     @property
     def global_batch_size(self) -> int:
         """The samples of a full batch; the initial one, if it may change."""
-        return self.job.global_batch_size
+        return self.training_cursor.global_batch_size
 
-    def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
-        """The next shard's global batch, number and (first, end) samples; None when all steps are done."""
+    def end_step(self) -> None:
+        """Commit a step in which several optimizers have taken turns."""
         last_turn, self._last_turn = self._last_turn, None
         if last_turn is not None:
             self._commit(last_turn)
+
+    def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
+        """The next shard's global batch, number and (first, end) samples; None when all steps are done."""
+        self.end_step()
         if self._batch is None:
             if self.training_cursor.is_over:
                 return None
-            self._batch = self.training_cursor.next_batch()
-            self._method.begin(self._batch, None, is_measured=self.training_cursor.measures_step)
+            self._batch = self._own = self.training_cursor.next_batch()
+            if self._ranks is not None:
+                self._own = self._ranks.part_of(self._batch)
+            self._method.begin(self._own, None, is_measured=self.training_cursor.measures_step)
+        assert self._own is not None
         part, bounds = self._method.begin_part()
         self._part_size = bounds[1] - bounds[0]
-        seed_everything(self.job.seed, self._batch.step, part)
-        return self._batch, part, bounds
+        seed_everything(self.job.seed, self._batch.step, part * self.world_size + self.rank)
+        return self._own, part, bounds
 
     def evaluate(self, name: str, num_parts: int, compute: Compute) -> list[PartScores]:
         """The scores of all parts, in order."""
@@ -125,6 +163,8 @@ class _OneWorker:
         if not self._method.has_part():
             assert self._batch is not None
             reduced = self._method.exchange(self.step, Flags(), self.training_cursor.last_square)
+            if self._ranks is not None:
+                reduced = self._ranks.summed(reduced, self.state, self._batch)
             reduced = divided_by_weight(reduced, self._method.payload.parameters, len(self._batch.ids))
             self._reduced = self._scaling.unscale(reduced, place)
 
@@ -175,6 +215,8 @@ class _DirectoryArtifacts:
 
     def write(self, file_name: str) -> str:
         path = self._directory / file_name
+        if self._worker.rank:
+            return str(path)
         # Tied weights share memory, which safetensors refuses: every name gets its own copy.
         state = self._worker.state.model.state_dict()
         data = save({key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.items()})
@@ -191,6 +233,25 @@ def _reporter(lines: LossLines) -> Callable[[_OneWorker, int], None]:
         lines.report(worker.step, worker.training_cursor.total_steps, worker.loss, num_samples, worker.metrics)
 
     return report
+
+
+def script_context(
+    job: TrainingJob, directory: Path, report: Callable[[int, int, float | None, dict[str, float]], None]
+) -> ElasticContext:
+    """The context of a script that runs alone, or as one of torchrun's ranks, without the platform.
+
+    `report` is called after each step, with the steps so far, those of the whole run, the loss and the metrics;
+    `directory` is where the context saves models. Raises InvalidRequest if torch sees no device.
+    """
+    ranks = TorchrunRanks.joined()
+    index = 0 if ranks is None else ranks.local_rank
+    devices = worker_devices("gpu" if torch.cuda.is_available() else "cpu", index, job.devices_each)
+
+    def step_ended(worker: _OneWorker, _: int) -> None:
+        report(worker.step, worker.training_cursor.total_steps, worker.loss, worker.metrics)
+
+    worker = _OneWorker(job, devices[0], step_ended, ranks)
+    return ElasticContext(worker, _DirectoryArtifacts(worker, directory), directory, devices, job.params)
 
 
 @contextmanager

@@ -126,6 +126,20 @@ class ProfiledSteps:
         self.num_samples = num_samples
         self._order = permutation(num_samples, self.seed, 0)
 
+    # A profile ends within its first pass.
+    num_passes = 0
+
+    def set_epochs(self, num_epochs: int | None) -> int:
+        """How many epochs there are."""
+        return num_epochs or 1
+
+    def take_batch_size(self, size: int) -> bool:
+        """False: a profile is of a training function."""
+        return False
+
+    def end_step(self) -> None:
+        """Nothing is to be done."""
+
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]]:
         """The samples of the next iteration, equally many on every worker. Raises WorkerExit after the last one."""
         self._close_iteration()

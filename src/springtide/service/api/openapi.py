@@ -263,7 +263,7 @@ def _state_bounds(schemas: dict[str, Any]) -> None:
             {"properties": {"options": {"properties": {"batch": {"type": "null"}}}}},
         ]
         # The sums of a library's program cannot be exact.
-        is_without = {"properties": {"source": {"properties": {"library": {"const": ""}}}}}
+        is_without = {"properties": {"source": {"properties": {"library": {"enum": ["", "springtide"]}}}}}
         is_inexact = {"properties": {"options": {"properties": {"num_virtual_shards": {"type": "null"}}}}}
         schemas[model.__name__]["allOf"] = [{"anyOf": [is_without, is_inexact]}]
     is_named: dict[str, Any] = {"properties": {"object_name": {"minLength": 1}}, "required": ["object_name"]}

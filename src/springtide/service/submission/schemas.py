@@ -108,8 +108,8 @@ class JobSourceIn(SourceIn):
     folder: FolderIn | None = None
     library: Library = Field(
         default="",
-        description="the library that runs the loop of a script, which is then resized in place; empty: a plain "
-        "script, which has one number of workers",
+        description="the library that runs the loop of a script, which is then resized in place; springtide: the "
+        "script calls springtide.adopt(); empty: a plain script, which has one number of workers",
     )
 
 
@@ -258,7 +258,7 @@ def check_job(job: JobIn) -> None:
         raise InvalidRequest("a script's batch is its own; leave out options.batch, or hand over a training function")
     if job.source.library and job.source.kind != "script":
         raise InvalidRequest("source.library is of scripts; leave it out, or send source.kind script")
-    if job.source.library and options.num_virtual_shards is not None:
+    if job.source.library not in ("", "springtide") and options.num_virtual_shards is not None:
         raise InvalidRequest(
             f"the sums of a {job.source.library} program are those of its workers, and cannot be exact; leave out "
             "options.num_virtual_shards"

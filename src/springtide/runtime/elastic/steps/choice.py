@@ -25,7 +25,7 @@ def step_method(
     for several optimizers where a batch has several parts. The passes of a library's loop are its own. What an exact
     job measures of its steps goes into `metrics`.
     """
-    if job.entrypoint.library:
+    if job.entrypoint.has_library_loop:
         return LibrarySteps(state)
     if len(state.optimizers) > 1 and (job.exact or measures_noise or micro_batch):
         raise InvalidRequest(
