@@ -246,7 +246,7 @@ class FunctionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversionOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process of the platform's machine is to convert (JSON): a checkpoint in `work_dir` to a state of functions.
+    """What a process of the platform's machine converts (JSON): a checkpoint in `work_dir`, to a state of functions.
 
     The job and its code are under `prefix` in the store already. The model has `num_layers` layers, as its menu says. A
     ConversionResult is written to `result_path`.

@@ -55,8 +55,8 @@ def run_conversion(order: ConversionOrder) -> int:
 def convert_checkpoint(order: ConversionOrder) -> ConversionResult:
     """Write the newest intact checkpoint in the job's directory as a state of functions, under the keys of the job.
 
-    Raises CheckpointError if there is none, or if it does not fit the model, the optimizer or the samples that functions
-    would use; InvalidRequest, StorageError, and whatever the user's code raises.
+    Raises CheckpointError if there is none, or if it does not fit the model, the optimizer or the samples that
+    functions would use; InvalidRequest, StorageError, and whatever the user's code raises.
     """
     keys, work_dir = Keys(order.prefix), Path(order.work_dir)
     stored = _newest(work_dir)
@@ -131,7 +131,7 @@ def _trained_ids(log: Path) -> dict[int, str]:
 
 
 def _take(worker: PlaceWorker, stored: StoredCheckpoint) -> None:
-    """Restore a checkpoint of machines in a worker that holds the whole model. Raises CheckpointError, InvalidRequest."""
+    """Restore a checkpoint of machines in a worker of the whole model. Raises CheckpointError, InvalidRequest."""
     if stored.values.get("objects"):
         raise CheckpointError("it has prepared objects, like a scheduler of its learning rate, which functions lack")
     model, training = _training_of(worker)
@@ -143,6 +143,4 @@ def _training_of(worker: Any) -> tuple[torch.nn.Module, StageTraining]:
         return worker.model, worker.training
     if isinstance(worker, ReplicaWorker) and isinstance(worker.model, TorchModel) and not worker.model.grows:
         return worker.model.module, worker.model.training
-    raise InvalidRequest(
-        "its model grows with the epoch, or brings its own update, so that its state is functions' own"
-    )
+    raise InvalidRequest("its model grows with the epoch, or brings its own update: its state is not that of machines")

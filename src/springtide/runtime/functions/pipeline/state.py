@@ -162,7 +162,7 @@ def take_stored(
     tensors: Mapping[str, torch.Tensor],
     optimizer: Mapping[str, torch.Tensor],
 ) -> None:
-    """Restore what workers on machines have saved of `model`, of which `training` is a stage: the parts of a checkpoint.
+    """Restore what workers on machines have saved of `model`, of which `training` is a stage: a checkpoint's parts.
 
     There tensors have the names of the model's parameters and buffers, here those of its state_dict and its layers.
     Raises CheckpointError if it does not fit.
