@@ -160,6 +160,15 @@ class ResumeIn(RequestModel):
     )
 
 
+class MoveIn(RequestModel):
+    """The body of POST /v1/jobs/{id}/move and of the quote for it."""
+
+    to: Literal["functions"] = "functions"
+    layer_profile: LayerProfileIn | None = Field(
+        default=None, description="what `springtide profile FILE --layers` takes; else the one that came with the job"
+    )
+
+
 class ServiceIn(RequestModel):
     """The body of PUT /v1/services/{name}."""
 
