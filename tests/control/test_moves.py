@@ -64,7 +64,15 @@ class Scene:
         self.confirm("start")
         self.tell(
             events.ProgressReported(
-                job_id="a", generation=1, step=step, total_steps=100, world_size=2, samples_per_s=8.0, loss=0.5
+                job_id="a",
+                generation=1,
+                step=step,
+                total_steps=100,
+                world_size=2,
+                samples_per_s=8.0,
+                loss=0.5,
+                progress=float(step),
+                total_progress=100.0,
             )
         )
 
@@ -135,6 +143,8 @@ def test_what_was_learnt_by_number_of_workers_is_dropped_and_bounds_are_one(scen
     assert record.job.profile_steps_per_s == {}
     assert record.job.place_reason == "moved to functions after step 42: its owner asked for it"
     assert record.progress.total_steps == 100
+    (view,) = scene.controller.snapshot(scene.now_s).jobs
+    assert (view.equivalent_steps, view.total_equivalent_steps) == (42.0, 100.0)
 
 
 def test_the_bill_goes_on_from_what_machines_have_cost(scene):

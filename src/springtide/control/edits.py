@@ -192,6 +192,8 @@ def moved(record: JobRecord) -> JobRecord:
         bounds=replace(bounds, min_workers=1, max_workers=1),
         lifecycle=replace(record.lifecycle, reason=StateReason(told)),
         runs_as=RunShape(),
+        # Functions count their steps alone.
+        progress=replace(record.progress, equivalent_steps=None, total_equivalent_steps=None, exact_obstacle=""),
         learnt=LearntSpeed(),
         spent=replace(record.spent, usage=Usage(machines_usd=cost_usd), bill=Bill(machines_usd=cost_usd)),
         move=replace(move, state="done", before=job, bounds=bounds),

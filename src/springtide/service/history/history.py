@@ -266,8 +266,9 @@ class HistoryIndex:
 
     @_record.register
     def _(self, event: events.MoveRequested) -> None:
-        mover = "the platform moves it" if event.is_automatic else "its owner moves it"
-        self._write(event.job_id, "move", f"{mover} to functions at {event.menu.service}: {event.reason}")
+        told = f"to functions at {event.menu.service}"
+        told = f"the platform moves it {told}: {event.reason}" if event.is_automatic else f"its owner moves it {told}"
+        self._write(event.job_id, "move", told)
 
     @_record.register
     def _(self, event: events.MoveFailed) -> None:

@@ -21,6 +21,7 @@ from springtide.service.submission.option_models import (
     NAME_PATTERN,
     JobChangeIn,
     JobOptionsIn,
+    LayerProfileIn,
     ParamName,
     RequestModel,
     ServiceOptionsIn,
