@@ -36,7 +36,7 @@ import springtide as st
 
 class Slow(nn.Module):
     def forward(self, x):
-        time.sleep(0.002 * len(x))
+        time.sleep(0.004 * len(x))
         return x
 
 
@@ -57,7 +57,7 @@ task = st.Task(
     optimizer=lambda p: torch.optim.AdamW(p, lr=0.01),
 )
 """
-NUM_LAYERS, BATCH, NUM_EPOCHS = 6, 32, 16
+NUM_LAYERS, BATCH, NUM_EPOCHS = 6, 32, 32
 TOTAL = 7 * NUM_EPOCHS
 
 
@@ -140,7 +140,7 @@ class MovedJob:
 def one_process(folder: Path) -> tuple[list[float], dict[str, torch.Tensor], str]:
     """Losses, model and chain of sample ids of the job, without a platform."""
     path = folder / "reference.py"
-    path.write_text(TASK.replace("time.sleep(0.002 * len(x))", "pass"))
+    path.write_text(TASK.replace("time.sleep(0.004 * len(x))", "pass"))
     task = load_object(Entrypoint(source_path=str(path), object_name="task"), f"moved_{folder.name.replace('-', '_')}")
     seed_everything(0)
     model = task.model()

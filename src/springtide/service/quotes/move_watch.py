@@ -16,11 +16,14 @@ from springtide.core.quantities import format_duration
 from springtide.core.workload import JobState, WorkloadId
 from springtide.service.ports import PlatformLike, ViewLike
 from springtide.service.quotes.moves import JobMoves, makes_goal
+from springtide.service.status.adaptation import num_samples_left
 from springtide.service.status.status import planned_moments
 from springtide.service.submission.function_menus import kept_layers, service_of
 
 _log = logging.getLogger(__name__)
 WATCH_S = 5.0
+# A deadline counts as lost if it is for so long: a slow moment alone moves no job.
+SETTLED_S = 10.0
 # A job for which functions are of no use now is looked at again after this long: plans of machines change, too.
 AGAIN_S = 60.0
 
@@ -32,6 +35,7 @@ class MoveWatch:
         self._platform = platform
         self._moves = moves
         self._is_stopping = threading.Event()
+        self._lost_since_s: dict[WorkloadId, float] = {}
         self._again_at_s: dict[WorkloadId, float] = {}
         self._thread = threading.Thread(target=self._main, name="springtide-moves", daemon=True)
 
@@ -56,10 +60,13 @@ class MoveWatch:
         if service_of(view) is None:
             return
         now_s = self._platform.now_s()
-        lost = {record.workload_id: why for record in view.jobs.values() if (why := lost_on_machines(record, view))}
+        found = {job_id: lost_on_machines(record, view, now_s) for job_id, record in view.jobs.items()}
+        lost = {job_id: why for job_id, why in found.items() if why}
+        self._lost_since_s = {job_id: self._lost_since_s.get(job_id, now_s) for job_id in lost}
         self._again_at_s = {job_id: at_s for job_id, at_s in self._again_at_s.items() if job_id in lost}
         for job_id, why in lost.items():
-            if now_s >= self._again_at_s.get(job_id, 0.0) and not self._is_stopping.is_set():
+            due_s = max(self._lost_since_s[job_id] + SETTLED_S, self._again_at_s.get(job_id, 0.0))
+            if now_s >= due_s and not self._is_stopping.is_set():
                 self._again_at_s[job_id] = now_s + AGAIN_S
                 self._consider(view.jobs[job_id], why)
 
@@ -77,8 +84,12 @@ class MoveWatch:
             self._moves.request(record, rest.menu, reason, is_automatic=True)
 
 
-def lost_on_machines(record: JobRecord, view: ViewLike) -> str:
-    """Why the deadline of a job is lost on machines; empty if it is not, or if the job may not be moved."""
+def lost_on_machines(record: JobRecord, view: ViewLike, now_s: float) -> str:
+    """Why the deadline of a job is lost on machines; empty if it is not, or if the job may not be moved.
+
+    A deadline that was not promised is lost if the plan ends after it or, without a plan, if the job would end after it
+    at its mean speed on as many workers as it has.
+    """
     deadline_s = record.job.goal.deadline_s
     may_move = bool(record.job.place_reason) and not record.job.is_on_functions and record.move is None
     is_going_on = record.lifecycle.outcome is None and not record.is_over and not record.bounds.is_paused
@@ -88,6 +99,10 @@ def lost_on_machines(record: JobRecord, view: ViewLike) -> str:
     if claim is not None and claim.code == "given_up":
         return "its deadline is lost on machines"
     _, ends_s = planned_moments(record, view.future.get(record.workload_id, ()))
+    if ends_s is None:
+        left = num_samples_left(record)
+        speed = record.learnt.throughput_samples_per_s.get(record.world_size)
+        ends_s = now_s + left / speed if left is not None and speed else None
     if ends_s is not None and ends_s > deadline_s:
         return f"machines would miss its deadline by {format_duration(ends_s - deadline_s)}"
     return ""
