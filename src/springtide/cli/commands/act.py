@@ -97,8 +97,9 @@ def move(session: Session, identifier: str, to: str, profile: str | None, is_quo
         again = "" if profile is None else f" --profile {profile}"
         session.answer(answer, quote_text(answer), f"do it: springtide move {job_id} --to {to}{again}")
         return
-    finish, cost = times(answer.finish_s), usd_range(answer.cost_usd)
-    session.note(f"the rest of {job_id} on functions: done in {finish}, for {cost}")
+    if answer.finish_s.p90 is not None:
+        finish, cost = times(answer.finish_s), usd_range(answer.cost_usd)
+        session.note(f"the rest of {job_id} on functions: done in {finish}, for {cost}")
     job = session.client.move(job_id, layers)
     text = f"{job.job_id} leaves its machines at step {job.step} and goes on on functions from its checkpoint"
     session.answer(job, text, f"watch it: springtide status {job.job_id} -f")

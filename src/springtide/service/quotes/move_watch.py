@@ -98,6 +98,8 @@ def lost_on_machines(record: JobRecord, view: ViewLike, now_s: float) -> str:
     claim = view.claims.get(record.workload_id)
     if claim is not None and claim.code == "given_up":
         return "its deadline is lost on machines"
+    if claim is not None and claim.code == "kept_in_time":
+        return ""
     _, ends_s = planned_moments(record, view.future.get(record.workload_id, ()))
     if ends_s is None:
         left = num_samples_left(record)

@@ -213,6 +213,7 @@ REQUEST_MODELS: tuple[type[BaseModel], ...] = (
     QuoteIn,
     DigestsIn,
     JobChangeIn,
+    MoveIn,
     ResumeIn,
     ServiceIn,
     ScaleIn,
