@@ -244,6 +244,21 @@ def test_where_functions_cannot_start_it_goes_back_to_machines_as_it_was(scene):
     assert verify(make_controller(), scene.journal) > 6
 
 
+def test_one_that_goes_back_while_the_control_plane_dies_is_on_machines_and_is_charged_no_restart(scene):
+    scene.move()
+    scene.save(42)
+    scene.leave("a.0", "a.1")
+    scene.tell(events.MoveFailed(job_id="a", generation=scene.record.group.generation, error="it is odd"))
+    (start,) = scene.restart().replicas
+    assert not start.workload.is_on_functions, "no executor of functions begins again with it"
+    # That of machines knows of no such process.
+    scene.tell(events.ReplicaLost(workload_id="a", replica_id="a.2", reason="it is gone"))
+    starts = of(StartReplica, scene.tell())
+    record = scene.record
+    assert [each.device_id for each in starts or record.replicas] == ["n/0", "n/1"]
+    assert record.restarts.num_restarts == 0
+
+
 def test_a_late_word_of_a_failure_changes_nothing(scene):
     scene.move()
     scene.save(42)
