@@ -103,6 +103,14 @@ def test_a_state_that_is_there_is_not_made_again(bench: Bench, step: int) -> Non
     assert (bench.work_dir / "losses.jsonl").read_text() == "[5, 1.0, 8]\n"
 
 
+def test_the_losses_come_first_also_where_the_process_outlived_its_control_plane(bench: Bench) -> None:
+    bench.save(3)
+    (bench.work_dir / "steps.jsonl").write_text('{"generation": 1, "step": 1, "loss": 3.0, "num_samples": 8}\n')
+    assert bench.convert() == 0
+    assert not bench.orders
+    assert (bench.work_dir / "losses.jsonl").read_text() == "[1, 3.0, 8]\n"
+
+
 def test_a_state_of_an_earlier_move_is_not_enough(bench: Bench) -> None:
     bench.save(2)
     assert bench.convert() == 3
@@ -132,6 +140,7 @@ def test_a_platform_that_ends_meanwhile_has_converted_nothing(bench: Bench) -> N
     assert bench.convert() == 0
 
 
+@pytest.mark.slow
 def test_the_process_is_the_runtime_s_own_and_says_what_it_lacks(tmp_path: Path) -> None:
     made = Bench(tmp_path)
     with pytest.raises(CheckpointError, match="no checkpoint can be read: there is none"):

@@ -53,10 +53,31 @@ def convert_checkpoint(
     if run is None or menu is None or run.step == 0:
         return 0
     num_layers = menu.options[menu.recommended].plan.stages[-1].end_layer
-    if objects.find_states(num_layers).step >= run.step:
-        return 0
-    Fence(work_dir).raise_to(generation)
-    result_path = work_dir / "conversion.result.json"
+    found = objects.find_states(num_layers).step
+    step = 0
+    try:
+        if found < run.step:
+            Fence(work_dir).raise_to(generation)
+            step = found = _convert(job, objects, store_url, work_dir, num_layers, is_closed)
+        # Also if the process has ended after the control plane that had started it.
+        if found and not (work_dir / LOSSES_FILE).exists():
+            _begin_losses(work_dir, found)
+    except OSError as error:
+        raise StorageError(f"a checkpoint of machines could not be converted: {error}") from error
+    return step
+
+
+def _convert(
+    job: TrainingJob,
+    objects: JobObjects,
+    store_url: str,
+    work_dir: Path,
+    num_layers: int,
+    is_closed: Callable[[], bool],
+) -> int:
+    """Have a process convert the checkpoint; the step of the state, 0 if the platform ends. Raises CheckpointError."""
+    order_path, result_path = work_dir / "conversion.json", work_dir / "conversion.result.json"
+    log_path = work_dir / log_name(str(job.job_id), "conversion")
     order = ConversionOrder(
         store_url=store_url,
         prefix=objects.keys.prefix,
@@ -64,7 +85,6 @@ def convert_checkpoint(
         num_layers=num_layers,
         result_path=str(result_path),
     )
-    order_path, log_path = work_dir / "conversion.json", work_dir / log_name(str(job.job_id), "conversion")
     try:
         result_path.unlink(missing_ok=True)
         write_durable(order_path, msgspec.json.encode(order), mode=0o600)
@@ -72,15 +92,11 @@ def convert_checkpoint(
         if exit_code is None:
             return 0
         result = _result(result_path, exit_code, log_path)
-        if result.error:
-            raise CheckpointError(result.error)
-        _begin_losses(work_dir, result.step)
-    except OSError as error:
-        raise StorageError(f"a checkpoint of machines could not be converted: {error}") from error
     finally:
         for path in (order_path, result_path):
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+    if result.error:
+        raise CheckpointError(result.error)
     return result.step
 
 
