@@ -105,10 +105,12 @@ def test_a_state_that_is_there_is_not_made_again(bench: Bench, step: int) -> Non
 
 def test_the_losses_come_first_also_where_the_process_outlived_its_control_plane(bench: Bench) -> None:
     bench.save(3)
+    (bench.work_dir / "conversion.result.json").write_text("{}")
     (bench.work_dir / "steps.jsonl").write_text('{"generation": 1, "step": 1, "loss": 3.0, "num_samples": 8}\n')
     assert bench.convert() == 0
     assert not bench.orders
     assert (bench.work_dir / "losses.jsonl").read_text() == "[1, 3.0, 8]\n"
+    assert not list(bench.work_dir.glob("conversion*"))
 
 
 def test_a_state_of_an_earlier_move_is_not_enough(bench: Bench) -> None:

@@ -33,6 +33,8 @@ from springtide.storage.step_lines import is_gap, whole_lines
 CONVERSION_S = 900.0
 _POLL_S = 0.05
 _STEPS_FILE = "steps.jsonl"
+# In the job's directory while the process runs: what it is to do, and what it has done.
+_ORDER, _RESULT = "conversion.json", "conversion.result.json"
 
 
 def convert_checkpoint(
@@ -64,6 +66,10 @@ def convert_checkpoint(
             _begin_losses(work_dir, found)
     except OSError as error:
         raise StorageError(f"a checkpoint of machines could not be converted: {error}") from error
+    finally:
+        for name in (_ORDER, _RESULT):
+            with contextlib.suppress(OSError):
+                (work_dir / name).unlink(missing_ok=True)
     return step
 
 
@@ -76,7 +82,7 @@ def _convert(
     is_closed: Callable[[], bool],
 ) -> int:
     """Have a process convert the checkpoint; the step of the state, 0 if the platform ends. Raises CheckpointError."""
-    order_path, result_path = work_dir / "conversion.json", work_dir / "conversion.result.json"
+    order_path, result_path = work_dir / _ORDER, work_dir / _RESULT
     log_path = work_dir / log_name(str(job.job_id), "conversion")
     order = ConversionOrder(
         store_url=store_url,
@@ -85,16 +91,12 @@ def _convert(
         num_layers=num_layers,
         result_path=str(result_path),
     )
-    try:
-        result_path.unlink(missing_ok=True)
-        write_durable(order_path, msgspec.json.encode(order), mode=0o600)
-        exit_code = _run(order_path, log_path, is_closed)
-        if exit_code is None:
-            return 0
-        result = _result(result_path, exit_code, log_path)
-    finally:
-        for path in (order_path, result_path):
-            path.unlink(missing_ok=True)
+    result_path.unlink(missing_ok=True)
+    write_durable(order_path, msgspec.json.encode(order), mode=0o600)
+    exit_code = _run(order_path, log_path, is_closed)
+    if exit_code is None:
+        return 0
+    result = _result(result_path, exit_code, log_path)
     if result.error:
         raise CheckpointError(result.error)
     return result.step
