@@ -16,6 +16,7 @@ from springtide.cli.session import Session
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.options import library_versions
 from springtide.core.status.platform import JobStatus, ServiceStatus
+from springtide.core.status.quote import Quote, Range
 
 Run = Callable[..., Result]
 MakeJob = Callable[..., JobStatus]
@@ -136,6 +137,7 @@ def test_logs(client: Any, springtide: Run, make_job: MakeJob) -> None:
             ("change", "fit-3f2a", {"deadline_s": 5400.0, "budget_usd": None, "is_soft": True, "max_restarts": 9}),
         ),
         (["change", "fit", "--hard"], ("change", "fit-3f2a", {"is_soft": False})),
+        (["move", "fit", "--to", "functions", "--quote"], ("quote_move", "fit-3f2a", None)),
         (["pause", "fit"], ("pause", "fit-3f2a")),
         (["resume", "fit"], ("resume", "fit-3f2a")),
         (["cancel", "fit"], ("cancel", "fit-3f2a")),
@@ -154,6 +156,27 @@ def test_acting(
     result = springtide(*arguments)
     assert result.exit_code == 0, result.output
     assert client.calls == [call]
+
+
+def test_a_move_says_what_the_rest_would_take_and_then_asks_for_it(
+    client: Any, springtide: Run, make_job: MakeJob
+) -> None:
+    client.add(make_job())
+    client.quoted = Quote(
+        verdict="accepted", reason="", finish_s=Range(p10=50.0, p90=60.0), cost_usd=Range(p10=0.004, p90=0.005)
+    )
+    result = springtide("move", "fit", "--to", "functions")
+    assert result.exit_code == 0, result.output
+    assert client.calls == [("quote_move", "fit-3f2a", None), ("move", "fit-3f2a", None)]
+    assert "the rest of fit-3f2a on functions: done in 50.0 s .. 1m00, for $0.004 .. $0.005" in result.output
+    assert "fit-3f2a leaves its machines at step 570" in result.output
+
+
+def test_a_move_names_its_target(client: Any, springtide: Run, make_job: MakeJob) -> None:
+    client.add(make_job())
+    for arguments in ((), ("--to", "cluster")):
+        assert springtide("move", "fit", *arguments).exit_code == 2
+    assert client.calls == []
 
 
 @pytest.mark.parametrize(

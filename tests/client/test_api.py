@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from springtide.client.api import Client, connect
-from springtide.core.errors import BackendError, CapacityError, InvalidRequest, Unauthorized
+from springtide.core.errors import BackendError, CapacityError, InvalidRequest, NotFound, Unauthorized
 
 SOURCE = SimpleNamespace(
     filename="a.py", text="x", object_name="f", kind="function", args=(), import_root="", files={}, library=""
@@ -114,6 +114,19 @@ def test_too_busy_says_when_to_come_back(given, expected_s):
     with client, pytest.raises(CapacityError, match="too busy") as caught:
         client.infer("digits", texts=[])
     assert caught.value.retry_after_s == expected_s
+
+
+def test_a_move_sends_the_layers_that_are_given():
+    unknown = httpx2.Response(404, json={"error": {"code": "not_found", "message": "no"}})
+    client, asked = scripted(unknown, unknown)
+    with client:
+        with pytest.raises(NotFound):
+            client.move("digits-1", {"model": "m"})
+        with pytest.raises(NotFound):
+            client.quote_move("digits-1")
+    assert [request.url.path for request in asked] == ["/v1/jobs/digits-1/move", "/v1/jobs/digits-1/move/quote"]
+    assert msgspec.json.decode(asked[0].content) == {"to": "functions", "layer_profile": {"model": "m"}}
+    assert msgspec.json.decode(asked[1].content) == {"to": "functions"}
 
 
 def test_a_platform_that_failed_is_no_lack_of_capacity():

@@ -10,7 +10,7 @@ import pytest
 
 from springtide.client.functions import job_request
 from springtide.client.goals import TrainOptions
-from springtide.client.layer_profiles import cache_folder, with_layers
+from springtide.client.layer_profiles import cache_folder, read_layers, with_layers
 from springtide.client.sources.source import read_source
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import LayerProfile, ModelProfile
@@ -153,3 +153,14 @@ def test_the_micro_batch_is_never_more_than_the_batch() -> None:
     assert TrainOptions(global_batch=2).micro_batch_size() == 2
     assert TrainOptions(global_batch=64).micro_batch_size() == 4
     assert TrainOptions(global_batch=64, micro_batch=16).micro_batch_size() == 16
+
+
+def test_layers_for_a_move_are_read_as_requests_send_them(tmp_path: Path) -> None:
+    path = write_profile(tmp_path / "wave.layers.json")
+    layers = read_layers(path)
+    assert layers is not None
+    assert (layers["micro_batch_size"], layers["layers"][0]["forward_s"]) == (4, (0.1,))
+    assert read_layers(None) is None
+    path.write_text("{}")
+    with pytest.raises(InvalidRequest, match="is no profile of layers"):
+        read_layers(path)

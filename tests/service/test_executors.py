@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from springtide.core.actions import (
     Action,
@@ -23,7 +24,7 @@ from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.shares import SharingStatus
-from springtide.core.workload import Entrypoint, JobState, ReplicaId, TrainingJob, WorkloadId
+from springtide.core.workload import Entrypoint, JobState, MachineRun, ReplicaId, TrainingJob, WorkloadId
 from springtide.service.executors import RoutedExecutor
 
 HERE, THERE, RESTED = WorkloadId("here"), WorkloadId("there"), WorkloadId("rested")
@@ -98,6 +99,30 @@ def test_each_action_goes_to_the_executor_of_its_job(pair: tuple[Recorder, Recor
         routed.start(other)
     assert machines.actions == actions_of(HERE)
     assert functions.actions == actions_of(THERE)
+
+
+def test_a_job_that_moves_is_first_of_one_executor_and_then_of_the_other(
+    pair: tuple[Recorder, Recorder, RoutedExecutor],
+) -> None:
+    machines, functions, routed = pair
+    before = actions_of(HERE)[:4]
+    for action in before:
+        routed.start(action)
+    start, resize, preempt, stop, end = actions_of(HERE)
+    assert isinstance(start, StartReplica)
+    assert isinstance(start.workload, TrainingJob)
+    run = MachineRun(step=4, cost_usd=0.0)
+    moved = replace(start.workload, menu=FunctionMenu(service="test", options=()), machine_run=run)
+    after = [replace(start, workload=moved), resize, preempt, stop]
+    for action in after:
+        routed.start(action)
+    assert machines.actions == before
+    assert functions.actions == after
+    # Functions could not start from its checkpoint: it goes back, and both have something of it to clear in the end.
+    for action in (start, resize, end):
+        routed.start(action)
+    assert machines.actions == [*before, start, resize, end]
+    assert functions.actions == [*after, end]
 
 
 def test_what_belongs_to_no_job_goes_to_the_machines(pair: tuple[Recorder, Recorder, RoutedExecutor]) -> None:

@@ -16,6 +16,9 @@ from springtide.core.errors import BackendError
 _DEAD_STATES = "ZX"
 _TAIL_BYTES = 4096
 _MAX_LINE_CHARACTERS = 200
+_CONTROL_PLANE_VARIABLES = frozenset(
+    {"SPRINGTIDE_STATE", "SPRINGTIDE_CRASH_AT", "SPRINGTIDE_UPKEEP_PACE", "SPRINGTIDE_TOKEN"}
+)
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
@@ -158,6 +161,11 @@ def spawn_detached(command: Sequence[str], environment: Mapping[str, str], log_p
         )
     except OSError as error:
         raise BackendError(f"cannot start {command[0]}: {error.strerror}") from error
+
+
+def worker_environment() -> dict[str, str]:
+    """The environment that a process with user code inherits: all but the control plane's own variables."""
+    return {name: value for name, value in os.environ.items() if name not in _CONTROL_PLANE_VARIABLES}
 
 
 def last_line(path: Path) -> str:

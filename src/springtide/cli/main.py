@@ -55,6 +55,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "devices": ("springtide.cli.commands.devices", "Show each device's shares: request, limit, granted, used."),
         "scale": ("springtide.cli.commands.act", "Change how many workers or replicas there may be, while it runs."),
         "change": ("springtide.cli.commands.act", "Change a job's deadline, budget or retries while it runs."),
+        "move": ("springtide.cli.commands.act", "Have a job on machines go on on functions, from a checkpoint."),
         "pause": ("springtide.cli.commands.act", "Checkpoint a job and give its devices back."),
         "resume": ("springtide.cli.commands.act", "Let a paused job continue."),
         "cancel": ("springtide.cli.commands.act", "End a job, or take a service away."),

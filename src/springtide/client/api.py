@@ -227,6 +227,19 @@ class Client:
         body = None if budget_usd is None else {"budget_usd": budget_usd}
         return self.request("POST", f"/v1/jobs/{_part(job_id)}/resume", JobStatus, body=body)
 
+    def quote_move(self, job_id: str, layer_profile: Mapping[str, Any] | None = None) -> Quote:
+        """What the rest of a job on machines would take on functions; nothing is changed. Raises as `move`."""
+        body = _move_body(layer_profile)
+        return self.request("POST", f"/v1/jobs/{_part(job_id)}/move/quote", Quote, body=body)
+
+    def move(self, job_id: str, layer_profile: Mapping[str, Any] | None = None) -> JobStatus:
+        """Move a job from machines to functions, where it goes on from its checkpoint.
+
+        `layer_profile` is the profile of its layers, if none came with it. Raises NotFound, Conflict, InvalidRequest.
+        """
+        body = _move_body(layer_profile)
+        return self.request("POST", f"/v1/jobs/{_part(job_id)}/move", JobStatus, body=body)
+
     # --- services ---------------------------------------------------------------------------------------------------
 
     def services(self) -> list[ServiceStatus]:
@@ -391,6 +404,11 @@ def _read_token(folder: Path) -> str:
         return (folder / "token").read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Unauthorized(f"the token in {folder} cannot be read: {error}; set SPRINGTIDE_TOKEN") from None
+
+
+def _move_body(layer_profile: Mapping[str, Any] | None) -> dict[str, Any]:
+    given = {} if layer_profile is None else {"layer_profile": dict(layer_profile)}
+    return {"to": "functions", **given}
 
 
 def _part(name: str) -> str:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from springtide.client.artifacts import fetch_artifacts
 from springtide.client.changes import ChangeKeywords, as_change
+from springtide.client.layer_profiles import read_layers
 from springtide.core.errors import BackendError
 from springtide.core.quantities import parse_duration_s, parse_money_usd, parse_range
 from springtide.core.status.artifacts import ArtifactStatus
 from springtide.core.status.platform import Explanation, JobStatus, ServiceStatus
+from springtide.core.status.quote import Quote
 from springtide.core.workload import JobState
 
 if TYPE_CHECKING:
@@ -100,6 +102,18 @@ class JobHandle:
         Raises Conflict if the job is not paused, InvalidRequest.
         """
         return self._client.resume(self.id, None if budget is None else parse_money_usd(budget))
+
+    def move(self, profile: str | Path | None = None) -> JobStatus:
+        """Have a job on machines go on on functions, from a checkpoint. It does not move back.
+
+        `profile` is the path of a profile of its layers; none is needed of a job submitted with `on="auto"`. Raises
+        Conflict if the job has ended or is on functions, InvalidRequest if it cannot run there or would miss its goal.
+        """
+        return self._client.move(self.id, read_layers(profile))
+
+    def move_quote(self, profile: str | Path | None = None) -> Quote:
+        """What the rest of the job would take on functions; nothing is changed. Raises as `move`."""
+        return self._client.quote_move(self.id, read_layers(profile))
 
     def cancel(self) -> JobStatus:
         """End the job; its last checkpoint is kept. Raises Conflict if it has ended already."""

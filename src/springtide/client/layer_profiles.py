@@ -78,3 +78,16 @@ def with_layers(
     elif taken.num_samples is not None:
         completed.setdefault("num_samples", taken.num_samples)
     return completed
+
+
+def read_layers(path: str | Path | None) -> dict[str, Any] | None:
+    """The layers in a file of `springtide profile FILE --layers`, as requests send them; None without a path.
+
+    Raises InvalidRequest.
+    """
+    if path is None:
+        return None
+    from springtide.runtime.profiling.layer_profiling import read_layer_profile
+
+    layers: dict[str, Any] = msgspec.to_builtins(read_layer_profile(Path(path)).profile)
+    return layers

@@ -12,16 +12,18 @@ from springtide.control.records import (
     Record,
     ReplicaRecord,
     ReplicaState,
+    RunShape,
     ServiceRecord,
     ServiceState,
     StateReason,
     WorkloadRecord,
 )
 from springtide.core.actions import StartReplica
-from springtide.core.events import JobEdited, JobsArchived, ReplicaReady, ServicesArchived
-from springtide.core.job_parts import DeadlinePromise
+from springtide.core.events import JobEdited, JobsArchived, MoveFailed, MoveRequested, ReplicaReady, ServicesArchived
+from springtide.core.functions import Bill, Usage
+from springtide.core.job_parts import DeadlinePromise, JobMove, LearntSpeed
 from springtide.core.resources import NodeId
-from springtide.core.workload import InferenceService, JobState, ReplicaId, WorkloadId
+from springtide.core.workload import InferenceService, JobState, MachineRun, ReplicaId, WorkloadId
 
 
 def record_of(state: PlatformState, workload_id: WorkloadId) -> WorkloadRecord:
@@ -131,9 +133,14 @@ def differs_in_share(old: InferenceService, new: InferenceService) -> bool:
 
 
 def settled(record: JobRecord) -> JobRecord:
-    """The job in its next state if its last replica is gone: PENDING, or PAUSED if it is to hold no device."""
+    """The job in its next state if its last replica is gone: PENDING, or PAUSED if it is to hold no device.
+
+    One that is moving is on functions then.
+    """
     if record.replicas or record.state.is_terminal:
         return record
+    if record.is_moving and record.lifecycle.outcome is None:
+        record = moved(record)
     if record.state in (JobState.PREEMPTING, JobState.STARTING):
         record = replace(record, lifecycle=replace(record.lifecycle, state=JobState.PENDING))
     if record.bounds.is_paused and record.state is JobState.PENDING:
@@ -141,6 +148,80 @@ def settled(record: JobRecord) -> JobRecord:
         reason = record.bounds.pause_reason or f"paused by its owner at step {step}"
         record = replace(record, lifecycle=replace(record.lifecycle, state=JobState.PAUSED, reason=StateReason(reason)))
     return record
+
+
+def with_move(record: JobRecord, event: MoveRequested | MoveFailed) -> JobRecord | None:
+    """The job when its move is asked for, or cannot be made; None if that does not concern it any more."""
+    if record.lifecycle.outcome is not None or record.is_over:
+        return None
+    if isinstance(event, MoveRequested):
+        move = JobMove(
+            menu=event.menu,
+            reason=event.reason,
+            usd_per_device_hour=event.usd_per_device_hour,
+            is_automatic=event.is_automatic,
+        )
+        return None if record.job.is_on_functions or record.is_moving else replace(record, move=move)
+    is_newest = event.generation == record.group.generation
+    return returned(record, event.error) if is_newest and record.job.machine_run is not None else None
+
+
+def moved(record: JobRecord) -> JobRecord:
+    """The job as one on functions. No worker is left, and what was learnt by number of workers says nothing there."""
+    move, job, checkpoint = record.move, record.job, record.saved.checkpoint
+    assert move is not None
+    step = 0 if checkpoint is None else checkpoint.step
+    cost_usd = record.spent.finished_service_s / 3600.0 * move.usd_per_device_hour
+    told = f"moved to functions after step {step}: {move.reason}"
+    on_functions = replace(
+        job,
+        menu=move.menu,
+        min_workers=1,
+        max_workers=1,
+        profile_steps_per_s={},
+        profiles={},
+        belief=None,
+        confidence=None,
+        place_reason=told,
+        machine_run=MachineRun(step=step, cost_usd=cost_usd),
+    )
+    bounds = record.bounds
+    return replace(
+        record,
+        job=on_functions,
+        bounds=replace(bounds, min_workers=1, max_workers=1),
+        lifecycle=replace(record.lifecycle, reason=StateReason(told)),
+        runs_as=RunShape(),
+        # Functions count their steps alone.
+        progress=replace(record.progress, equivalent_steps=None, total_equivalent_steps=None, exact_obstacle=""),
+        learnt=LearntSpeed(),
+        spent=replace(record.spent, usage=Usage(machines_usd=cost_usd), bill=Bill(machines_usd=cost_usd)),
+        move=replace(move, state="done", before=job, bounds=bounds),
+    )
+
+
+def returned(record: JobRecord, error: str) -> JobRecord:
+    """The job on machines again, since no function can start from its checkpoint; its coordinator is to stop."""
+    move, job = record.move, record.job
+    assert move is not None
+    assert move.before is not None
+    assert move.bounds is not None
+    told = f"it stays on machines, for it could not move to functions: {error}"
+    bounds = replace(record.bounds, min_workers=move.bounds.min_workers, max_workers=move.bounds.max_workers)
+    return replace(
+        record,
+        job=replace(move.before, goal=job.goal, max_restarts=job.max_restarts, place_reason=told),
+        bounds=bounds,
+        lifecycle=replace(
+            record.lifecycle,
+            state=JobState.PREEMPTING if record.replicas else JobState.PENDING,
+            reason=StateReason(told),
+        ),
+        group=record.group.dissolved(),
+        runs_as=RunShape(),
+        spent=replace(record.spent, usage=Usage(), bill=Bill()),
+        move=replace(move, state="failed", before=None, bounds=None),
+    )
 
 
 def with_service_state(record: ServiceRecord) -> ServiceRecord:

@@ -15,6 +15,7 @@ from springtide.core.decision import Overheads
 from springtide.core.function_search import MAX_MEASUREMENTS
 from springtide.core.job_parts import MAX_STEP_TIMES, GradientNoise, JobProgress, LearntSpeed, SpeedReportSpan, StepTime
 from springtide.core.quantities import format_duration
+from springtide.core.workload import JobState
 
 # Reports within this time measure the same seconds of training, so together they count as one measurement.
 MOMENT_S = 4.0
@@ -147,6 +148,39 @@ def _smoothed_speed(
     if moment.samples_per_s is None:
         return moment, samples_per_s
     return moment, (1.0 - _NEW_FRACTION) * moment.samples_per_s + _NEW_FRACTION * samples_per_s
+
+
+def with_confirmation(record: JobRecord, event: events.JobResized, now_s: float) -> JobRecord:
+    """The job when the members of its group have switched to it."""
+    is_first = record.lifecycle.started_at_s is None
+    is_pause = event.direction not in ("start", "resume")
+    is_resize, changes = event.direction in ("grow", "shrink", "replace"), record.changes
+    return replace(
+        record,
+        group=replace(
+            record.group,
+            is_confirmed=True,
+            oldest_generation=event.generation,
+            previous_members=(),
+            state_holders=record.group.members,
+        ),
+        lifecycle=replace(
+            record.lifecycle,
+            state=JobState.RUNNING if record.state is JobState.STARTING else record.state,
+            started_at_s=now_s if is_first else record.lifecycle.started_at_s,
+        ),
+        progress=progress_of_group(record, event, now_s),
+        changes=replace(
+            changes,
+            num_resizes=changes.num_resizes + is_resize,
+            last_pause_s=event.pause_s if is_pause else changes.last_pause_s,
+            change_s=max(0.0, now_s - changes.resizing_since_s),
+            changed_s=changes.changed_s + (event.pause_s if is_resize else 0.0),
+            pauses_s={**changes.pauses_s, event.direction: event.pause_s} if is_pause else changes.pauses_s,
+            resized_at_s=now_s,
+        ),
+        learnt=replace(record.learnt, samples_per_s=None),
+    )
 
 
 def with_measurement(record: JobRecord, event: events.FunctionsMeasured) -> JobRecord:

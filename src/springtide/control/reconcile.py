@@ -229,9 +229,7 @@ def _change_group(
     if not record.group.is_confirmed:
         return []
     if not wanted or record.bounds.is_paused:
-        paused = record.bounds.pause_reason or "paused by its owner"
-        why = paused if record.bounds.is_paused else (why or "its devices are needed")
-        return _preempt(record, why, by_s - now_s)
+        return _preempt(record, _leaving_reason(record, why), by_s - now_s)
     members = {r.device_id for r in record.replicas if r.replica_id in record.group.members}
     if reclaimed and not members & set(wanted):
         # A move without a pause needs warm workers first, and a reclaimed node cannot wait for them.
@@ -243,6 +241,15 @@ def _change_group(
         change = GroupChange(code="plan", why=why, chosen=chosen)
         return [_change(record, [r for r in record.replicas if r.device_id in members], batch, change, chosen.plan)]
     return _resize(record, allocation, batch, free, why, now_s)
+
+
+def _leaving_reason(record: JobRecord, why: str) -> str:
+    """Why a job without an allocation gives up its devices."""
+    if record.bounds.is_paused:
+        return record.bounds.pause_reason or "paused by its owner"
+    if record.move is not None and record.is_moving:
+        return f"it moves to functions: {record.move.reason}"
+    return why or "its devices are needed"
 
 
 def _stop_all(record: JobRecord, reason: str) -> list[Action]:

@@ -15,6 +15,7 @@ from springtide.core.job_parts import (
     DeadlinePromise,
     GroupChanges,
     JobBounds,
+    JobMove,
     JobOutcome,
     JobProgress,
     JobRestarts,
@@ -175,7 +176,10 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of one job. `next_replica` is the number of the replica that is started next."""
+    """The record of one job. `next_replica` is the number of the replica that is started next.
+
+    `move` is its last move to functions, None if there was none.
+    """
 
     job: TrainingJob
     bounds: JobBounds
@@ -191,6 +195,12 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     restarts: JobRestarts = JobRestarts()
     changes: GroupChanges = GroupChanges()
     spent: Spending = Spending()
+    move: JobMove | None = None
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether it leaves its machines for functions: it moves once no worker is left."""
+        return self.move is not None and self.move.state == "asked"
 
     @property
     def batch_size(self) -> int:

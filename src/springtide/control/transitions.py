@@ -20,12 +20,13 @@ from springtide.control.edits import (
     put,
     settled,
     with_hold,
+    with_move,
     with_readiness,
     with_replica,
     with_service_state,
     without_replica,
 )
-from springtide.control.learnt import progress_of_group, record_change_time, with_measurement, with_report
+from springtide.control.learnt import record_change_time, with_confirmation, with_measurement, with_report
 from springtide.control.losses import (
     diverged,
     drop_replica,
@@ -168,6 +169,16 @@ def _(event: events.JobEdited, state: PlatformState, now_s: float) -> None:
         state.num_stale_events += 1
         return
     state.jobs[event.job_id] = edited(record, event, now_s)
+
+
+@apply_event.register
+def _(event: events.MoveRequested | events.MoveFailed, state: PlatformState, now_s: float) -> None:
+    known = state.jobs.get(event.job_id)
+    record = None if known is None else with_move(known, event)
+    if record is None:
+        state.num_stale_events += 1
+    else:
+        state.jobs[event.job_id] = settled(record)
 
 
 @apply_event.register
@@ -360,35 +371,7 @@ def _(event: events.JobResized, state: PlatformState, now_s: float) -> None:
     if record is None or event.generation != record.group.generation or record.group.is_confirmed:
         return
     record_change_time(record, state, now_s)
-    is_first = record.lifecycle.started_at_s is None
-    is_pause = event.direction not in ("start", "resume")
-    is_resize, changes = event.direction in ("grow", "shrink", "replace"), record.changes
-    state.jobs[event.job_id] = replace(
-        record,
-        group=replace(
-            record.group,
-            is_confirmed=True,
-            oldest_generation=event.generation,
-            previous_members=(),
-            state_holders=record.group.members,
-        ),
-        lifecycle=replace(
-            record.lifecycle,
-            state=JobState.RUNNING if record.state is JobState.STARTING else record.state,
-            started_at_s=now_s if is_first else record.lifecycle.started_at_s,
-        ),
-        progress=progress_of_group(record, event, now_s),
-        changes=replace(
-            changes,
-            num_resizes=changes.num_resizes + is_resize,
-            last_pause_s=event.pause_s if is_pause else changes.last_pause_s,
-            change_s=max(0.0, now_s - changes.resizing_since_s),
-            changed_s=changes.changed_s + (event.pause_s if is_resize else 0.0),
-            pauses_s={**changes.pauses_s, event.direction: event.pause_s} if is_pause else changes.pauses_s,
-            resized_at_s=now_s,
-        ),
-        learnt=replace(record.learnt, samples_per_s=None),
-    )
+    state.jobs[event.job_id] = with_confirmation(record, event, now_s)
 
 
 @apply_event.register

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from springtide.core.function_search import FunctionMeasurement, StreamView
-from springtide.core.functions import Bill, Usage
+from springtide.core.functions import Bill, FunctionMenu, Usage
 from springtide.core.resources import Node, NodeId
 from springtide.core.workload import Goal, InferenceService, ReplicaId, TrainingJob, WorkloadId
 
@@ -58,6 +58,20 @@ class JobEdited(_Event, frozen=True, kw_only=True):
     max_restarts: int | None = None
     promised_finish_s: float | None = None
     accepted: dict[str, str] = {}
+
+
+class MoveRequested(_Event, frozen=True, kw_only=True):
+    """A job on machines is to go on on functions, by this menu, from its checkpoint; `reason` says why.
+
+    `usd_per_device_hour` is the price of a device of the machines: what the job has cost there counts in its bill. The
+    platform, and not the job's owner, has decided on it if it `is_automatic`.
+    """
+
+    job_id: WorkloadId
+    menu: FunctionMenu
+    reason: str
+    usd_per_device_hour: float
+    is_automatic: bool = False
 
 
 class ScaleRequested(_Event, frozen=True, kw_only=True):
@@ -296,6 +310,14 @@ class JobFailed(_Event, frozen=True, kw_only=True):
     is_fixed_size: bool = False
 
 
+class MoveFailed(_Event, frozen=True, kw_only=True):
+    """A job that was moved to functions cannot start there from its checkpoint: it goes back to machines."""
+
+    job_id: WorkloadId
+    generation: int
+    error: str
+
+
 class UsageReported(_Event, frozen=True, kw_only=True):
     """Usage and bill of a job on functions since its submission, over all generations."""
 
@@ -341,6 +363,7 @@ Event = (
     | PauseRequested
     | ResumeRequested
     | JobEdited
+    | MoveRequested
     | ScaleRequested
     | ServiceDeployed
     | NodeJoined
@@ -364,6 +387,7 @@ Event = (
     | CheckpointCommitted
     | JobFinished
     | JobFailed
+    | MoveFailed
     | UsageReported
     | FunctionsMeasured
     | StreamObserved

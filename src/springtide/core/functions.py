@@ -173,7 +173,10 @@ class FunctionMenu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage of everything that a provider charges for. `stored_gb_s` is the size of stored objects times how long."""
+    """Usage of everything that a provider charges for. `stored_gb_s` is the size of stored objects times how long.
+
+    `machines_usd` is what a job that has moved to functions had cost on machines before.
+    """
 
     function_gb_s: float = 0.0
     num_invocations: int = 0
@@ -183,6 +186,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     num_deletes: int = 0
     stored_gb_s: float = 0.0
     parameter_store_s: float = 0.0
+    machines_usd: float = 0.0
 
     def plus(self, other: Usage) -> Usage:
         """The sum of both."""
@@ -190,7 +194,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run or a plan costs, in US dollars, item by item."""
+    """What a run or a plan costs, in US dollars, item by item; `machines_usd` is of machines that it ran on before."""
 
     function_usd: float = 0.0
     invocation_usd: float = 0.0
@@ -198,6 +202,7 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
     storage_usd: float = 0.0
     parameter_store_usd: float = 0.0
     profiling_usd: float = 0.0
+    machines_usd: float = 0.0
 
     @property
     def total_usd(self) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
 from springtide.core.function_search import FunctionMeasurement, StreamView
+from springtide.core.functions import FunctionMenu
 from springtide.core.resources import NodeId
-from springtide.core.workload import SpeedBasis
+from springtide.core.workload import SpeedBasis, TrainingJob
 
 # How many measured steps are kept per job; the oldest is dropped first.
 MAX_STEP_TIMES = 64
@@ -67,6 +69,23 @@ class JobBounds(msgspec.Struct, frozen=True, kw_only=True):
     pause_reason: str = ""
     num_edits: int = 0
     fixed_reason: str = ""
+
+
+class JobMove(msgspec.Struct, frozen=True, kw_only=True):
+    """The job's move from machines to functions, where it runs by `menu`.
+
+    It is "asked" until its workers have left with a checkpoint, and "done" from then on; "failed" if no function could
+    start from that checkpoint, so that the job is on machines again, as it was `before` and within these `bounds`.
+    `usd_per_device_hour` is the price of what it had on machines. `is_automatic`: the platform decided on it.
+    """
+
+    menu: FunctionMenu
+    reason: str
+    usd_per_device_hour: float
+    is_automatic: bool
+    state: Literal["asked", "done", "failed"] = "asked"
+    before: TrainingJob | None = None
+    bounds: JobBounds | None = None
 
 
 class DeadlinePromise(msgspec.Struct, frozen=True, kw_only=True):

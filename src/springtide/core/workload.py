@@ -184,9 +184,16 @@ class Packages(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
 
 
+class MachineRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job did on machines before it moved to functions: how many steps these go on from, and what it cost."""
+
+    step: int
+    cost_usd: float
+
+
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload", tag="job"):
     """A training function with its length, its bounds and its goal. Immutable after submission, except for its goal
-    and its restart budget, which its owner may change.
+    and its restart budget, which its owner may change, and for its place: a move to functions gives it a menu.
 
     `num_virtual_shards` is a power of two and the most workers that it can have. Of an `exact` job it fixes the order
     in which gradients are reduced and the random-number streams, so that the result does not depend on the number of
@@ -208,7 +215,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     workers and their memory are searched for while the job runs, starting from the menu.
     `batch_schedule` changes the global batch with the epoch (on functions); `num_samples` is the length of the dataset,
     if it is known. `place_reason` says why it was sent to machines or to functions, if its owner left that to the
-    platform. `stream` names the growing dataset that the job trains on, each sample once, until it is closed.
+    platform, or why it has moved; `machine_run` is set if it has.
+    `stream` names the growing dataset that the job trains on, each sample once, until it is closed.
     `study` names the search over jobs that the job is a trial of. `share` is what each worker holds of a device
     (None: the whole). `container` holds the settings of its pods, on Kubernetes.
     `env` are variables of its workers' environment, `secrets` those whose values are kept elsewhere.
@@ -265,6 +273,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     secrets: SecretSet | None = None
     packages: Packages | None = None
     devices_each: int = 1
+    machine_run: MachineRun | None = None
 
     @property
     def is_on_functions(self) -> bool:

@@ -35,6 +35,8 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--spec", required=True, type=Path, help="a ProfileSpec as JSON")
     sample = commands.add_parser("sample-communication", help="run one member of a measurement of collectives")
     sample.add_argument("--spec", required=True, type=Path, help="a SampleSpec as JSON")
+    conversion = commands.add_parser("convert-checkpoint", help="make a checkpoint a state from which functions start")
+    conversion.add_argument("--order", required=True, type=Path, help="a ConversionOrder as JSON")
     layers = commands.add_parser("profile-layers", help="profile the layers of a task, on one thread")
     layers.add_argument("--spec", type=Path, help="a LayerSpec as JSON: run the process that measures")
     layers.add_argument("--source", help="the file that declares an st.Task")
@@ -99,6 +101,11 @@ def main(arguments: list[str]) -> int:
         from springtide.runtime.profiling.collective_worker import run_sample_worker
 
         run_sample_worker(_read(options.spec, SampleSpec))
+    if options.command == "convert-checkpoint":
+        from springtide.core.wire.functions import ConversionOrder
+        from springtide.runtime.functions.conversion import run_conversion
+
+        return run_conversion(_read(options.order, ConversionOrder))
     if options.command == "profile-layers" and options.spec is not None:
         from springtide.runtime.profiling.layer_profiling import LayerSpec
         from springtide.runtime.profiling.layer_profiling_worker import run_layer_profile_worker

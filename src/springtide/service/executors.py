@@ -53,12 +53,15 @@ class RoutedExecutor:
         self.machines = machines
         self.functions = functions
         self._on_functions: set[WorkloadId] = set()
+        # What has run here and there: both executors keep something of it until it ends.
+        self._moved: set[WorkloadId] = set()
         functions.send_events_to(machines.post)
 
     def recover(self, standing: Standing) -> None:
         """Give each executor its part of what should be running."""
         starts = [*standing.replicas, *(action for action in standing.actions if isinstance(action, StartReplica))]
-        self._on_functions |= {start.workload_id for start in starts if _is_on_functions(start)}
+        for start in starts:
+            self._note_place(start)
         self.machines.recover(
             replace(
                 standing,
@@ -76,9 +79,25 @@ class RoutedExecutor:
 
     def start(self, action: Action) -> None:
         """Begin an action; never blocks."""
-        if isinstance(action, StartReplica) and _is_on_functions(action):
-            self._on_functions.add(action.workload_id)
+        if isinstance(action, StartReplica):
+            self._note_place(action)
+        if isinstance(action, EndJob) and action.job_id in self._moved:
+            self._moved.discard(action.job_id)
+            self.machines.start(action)
+            self.functions.start(action)
+            return
         (self.functions if self._is_for_functions(action) else self.machines).start(action)
+
+    def _note_place(self, start: StartReplica) -> None:
+        """Note where the workload runs from now on: a job may move."""
+        workload, workload_id = start.workload, start.workload_id
+        if _is_on_functions(start):
+            self._on_functions.add(workload_id)
+            if isinstance(workload, TrainingJob) and workload.machine_run is not None:
+                self._moved.add(workload_id)
+        elif workload_id in self._on_functions:
+            self._on_functions.discard(workload_id)
+            self._moved.add(workload_id)
 
     def wait(self, deadline_s: float | None) -> Sequence[Event]:
         """Return the events of both executors as soon as there are any; an empty sequence at the deadline."""

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kits.functions.scripted_functions import ScriptedFunctions
 from springtide.backends.functions.executor import FunctionsExecutor
 from springtide.backends.functions.parameter_store.host import FixedHost
+from springtide.backends.functions.shell import conversion
 from springtide.backends.functions.shell.objects import JobObjects
 from springtide.core import events
 from springtide.core.actions import AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
@@ -19,7 +21,7 @@ from springtide.core.functions import FunctionMenu, FunctionOption, FunctionPlan
 from springtide.core.ports import Standing
 from springtide.core.resources import DeviceId
 from springtide.core.wire.functions import Keys
-from springtide.core.workload import Entrypoint, Goal, JobState, ReplicaId, TrainingJob, WorkloadId
+from springtide.core.workload import Entrypoint, Goal, JobState, MachineRun, ReplicaId, TrainingJob, WorkloadId
 from springtide.storage.frames import decode
 from springtide.storage.stores.open import open_store
 
@@ -367,6 +369,35 @@ def test_a_budget_stops_it_with_a_checkpoint(bench_of: Callable[..., Bench]) -> 
 
 
 @pytest.mark.slow
+def test_a_job_that_moved_counts_what_machines_have_cost_in_its_budget(bench_of: Callable[..., Bench]) -> None:
+    bench = bench_of()
+    run = MachineRun(step=0, cost_usd=0.25)
+    bench.job = msgspec.structs.replace(bench.job, machine_run=run, goal=Goal(budget_usd=0.2502))
+    bench.train()
+    paused = bench.take(events.PauseRequested, 60.0)
+    assert isinstance(paused, events.PauseRequested)
+    assert "its budget of $0.25" in paused.reason
+    bill = bench.of(events.UsageReported)[-1].bill
+    assert bill.machines_usd == 0.25
+    assert 0.25 < bill.total_usd < 0.2502
+
+
+def test_a_checkpoint_that_functions_cannot_start_from_is_told_and_the_place_given_up(
+    bench_of: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "_run", lambda *_: -9)
+    bench = bench_of()
+    bench.job = msgspec.structs.replace(bench.job, machine_run=MachineRun(step=4, cost_usd=0.0))
+    bench.executor.start(bench.start_of())
+    failed = bench.take(events.MoveFailed)
+    assert isinstance(failed, events.MoveFailed)
+    assert (failed.generation, "was killed by SIGKILL" in failed.error) == (1, True)
+    bench.executor.start(StopReplica(workload_id=bench.job.job_id, replica_id=ReplicaId("j.0"), grace_s=2.0))
+    bench.take(events.ReplicaStopped)
+    assert not bench.of(events.ReplicaReady)
+    assert not bench.of(events.ReplicaLost)
+
+
 def test_a_goal_that_is_durable_holds_for_who_runs(bench_of: Callable[..., Bench]) -> None:
     bench = bench_of(total_steps=100_000)
     bench.train()

@@ -191,6 +191,14 @@ class FakeClient:
         self.calls.append(("change", job_id, wish))
         return self.job(job_id)
 
+    def quote_move(self, job_id: str, layer_profile: Any = None) -> Quote:
+        self.calls.append(("quote_move", job_id, layer_profile))
+        return self.quoted
+
+    def move(self, job_id: str, layer_profile: Any = None) -> JobStatus:
+        self.calls.append(("move", job_id, layer_profile))
+        return self.job(job_id)
+
     def pause(self, job_id: str) -> JobStatus:
         self.calls.append(("pause", job_id))
         return self.job(job_id)

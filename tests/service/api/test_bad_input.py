@@ -257,7 +257,8 @@ def test_unknown_workloads_are_404_on_every_route(app, http, unchanged):
         # Datasets are no workloads: test_data_routes.py.
         if "{" not in path or method == "PUT" or path.startswith("/v1/data"):
             continue
-        wishes = {"scale": {"minimum": 1, "maximum": 2}, "PATCH": {"max_restarts": 1}}
+        move = {"to": "functions"}
+        wishes = {"scale": {"minimum": 1, "maximum": 2}, "PATCH": {"max_restarts": 1}, "move": move, "quote": move}
         body = wishes.get(method) or wishes.get(path.rpartition("/")[2])
         answer = http.request(method, filled(path, "nobody"), json=body)
         assert_refused(answer, 404)

@@ -313,7 +313,7 @@ def test_who_asks_while_another_quote_takes_too_long_is_told_to_come_back(promis
     monkeypatch.setattr(quote_module, "MAX_WAIT_S", 0.0)
     quotes = LiveQuotes(promising)
     request = JobIn.model_validate(known_body(deadline_s=400), strict=False)
-    with quotes._turn(0.0):
+    with quotes.turn(0.0):
         with pytest.raises(CapacityError, match="ask again"):
             quotes.quote(request)
         job = promising.submit(JobSubmitted(job=training_job("a", deadline_s=1.0)))

@@ -18,13 +18,13 @@ from springtide.backends.control_channel.reports import Reports
 from springtide.backends.inbox import Inbox
 from springtide.backends.local.devices import Gpu, discover_gpus, discover_node
 from springtide.backends.local.driver import ProcessDriver
-from springtide.backends.local.launcher import WorkerLauncher, worker_environment
+from springtide.backends.local.launcher import WorkerLauncher
 from springtide.backends.local.members import ProcessHandle, Worker
 from springtide.backends.local.recovery import Recovery
 from springtide.backends.local.shares.slots import ShareSlots
 from springtide.backends.local.watch import MAX_LOG_BYTES, SilenceMonitor
 from springtide.backends.local.zygote import CODE, ZygoteClient, code_stamp, has_stamp
-from springtide.backends.processes import live_stat
+from springtide.backends.processes import live_stat, worker_environment
 from springtide.backends.sockets import listen, remove_outside, socket_directory
 from springtide.core.actions import Action
 from springtide.core.errors import BackendError

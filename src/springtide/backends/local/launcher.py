@@ -18,7 +18,7 @@ from springtide.backends.local.driver import ProcessDriver
 from springtide.backends.local.members import Worker
 from springtide.backends.local.shares.slots import ShareSlots
 from springtide.backends.local.zygote import ZygoteClient
-from springtide.backends.processes import identify, signal_group, spawn_detached
+from springtide.backends.processes import identify, signal_group, spawn_detached, worker_environment
 from springtide.core.actions import StartReplica
 from springtide.core.errors import BackendError, StorageError
 from springtide.core.resources import DeviceId, DeviceKind, Node
@@ -30,14 +30,6 @@ MAX_SPAWNS_AT_ONCE = 8
 # A spawned worker that has not connected after this no longer counts against MAX_SPAWNS_AT_ONCE.
 _ROOM_TIMEOUT_S = 10.0
 _MAX_ATTEMPTS = 3
-_CONTROL_PLANE_VARIABLES = frozenset(
-    {"SPRINGTIDE_STATE", "SPRINGTIDE_CRASH_AT", "SPRINGTIDE_UPKEEP_PACE", "SPRINGTIDE_TOKEN"}
-)
-
-
-def worker_environment() -> dict[str, str]:
-    """The environment that a worker inherits: all but the control plane's own variables."""
-    return {name: value for name, value in os.environ.items() if name not in _CONTROL_PLANE_VARIABLES}
 
 
 class WorkerLauncher:

@@ -1,4 +1,4 @@
-"""Commands that change running workloads: `scale`, `change`, `pause`, `resume`, `cancel`."""
+"""Commands that change running workloads: `scale`, `change`, `move`, `pause`, `resume`, `cancel`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 import click
 
 from springtide.cli.jobs.flags import option_flags
+from springtide.cli.jobs.offers import quote_text, times
 from springtide.cli.session import Session, common_options, find_job, look_up
 from springtide.cli.tables.columns import bounds
+from springtide.cli.tables.functions import usd_range
 from springtide.client.changes import as_change
+from springtide.client.layer_profiles import read_layers
 from springtide.core.options.jobs import JOB_OPTIONS
 from springtide.core.quantities import format_duration, parse_money_usd, parse_range
 from springtide.core.status.platform import JobStatus
@@ -66,6 +69,40 @@ def _kept(job: JobStatus) -> str:
         word = "promised" if job.is_promised else "aimed at"
         told = f"deadline {format_duration(job.deadline_at_s - job.submitted_at_s)} after it was submitted, {word}"
     return told if job.budget_usd is None else f"{told}, budget ${job.budget_usd:g}"
+
+
+@click.command()
+@click.argument("identifier", metavar="ID")
+@click.option(
+    "--to", type=click.Choice(["functions"]), required=True, help="Where it goes on: the platform's function service."
+)
+@click.option(
+    "--profile",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="PROFILE.json",
+    help="Its layers, as `springtide profile FILE --layers` takes them; none is needed after `run --on auto`.",
+)
+@click.option("--quote", "is_quote", is_flag=True, help="Only say what the rest would take there; nothing is moved.")
+@common_options
+@click.pass_obj
+def move(session: Session, identifier: str, to: str, profile: str | None, is_quote: bool) -> None:
+    """Have a job on machines go on on functions, from a checkpoint: with the same samples, at the next step.
+
+    First says when the rest would be done there and what it would cost. What was spent on machines counts in the
+    budget. A job that functions cannot take over goes on on machines; one on functions does not move back.
+    """
+    job_id, layers = find_job(session.client.status(), identifier).job_id, read_layers(profile)
+    answer = session.client.quote_move(job_id, layers)
+    if is_quote:
+        again = "" if profile is None else f" --profile {profile}"
+        session.answer(answer, quote_text(answer), f"do it: springtide move {job_id} --to {to}{again}")
+        return
+    if answer.finish_s.p90 is not None:
+        finish, cost = times(answer.finish_s), usd_range(answer.cost_usd)
+        session.note(f"the rest of {job_id} on functions: done in {finish}, for {cost}")
+    job = session.client.move(job_id, layers)
+    text = f"{job.job_id} leaves its machines at step {job.step} and goes on on functions from its checkpoint"
+    session.answer(job, text, f"watch it: springtide status {job.job_id} -f")
 
 
 @click.command()

@@ -55,6 +55,7 @@ def bill_text(bill: Bill) -> str:
         ("storage", bill.storage_usd),
         ("parameter store", bill.parameter_store_usd),
         ("profiling", bill.profiling_usd),
+        ("machines before", bill.machines_usd),
     )
     return ", ".join(f"{name} {usd(amount)}" for name, amount in items if amount > 0)
 

@@ -32,6 +32,8 @@ NEW_EVENTS: Mapping[str, bool] = MappingProxyType(
         # It moves a limit that is not there.
         "StartHeldUp": True,
         "FenceFound": False,
+        "MoveRequested": False,
+        "MoveFailed": False,
         "JobStalled": False,
         "StartTimedOut": False,
     }
@@ -62,12 +64,15 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
             "secrets": (None,),
             "packages": (None,),
             "devices_each": (1,),
+            "machine_run": (None,),
         },
         "InferenceService": {"start_timeout_s": (0.0, 600.0), "env": ({},), "secrets": (None,), "packages": (None,)},
         "ProgressReported": {"is_diverged": (False,), "diverged_at_step": (None,), "exact_obstacle": None},
         "JobFinished": {"diverged_at_step": (None,)},
         # There the job has failed.
         "JobFailed": {"is_fixed_size": (False,)},
+        "Usage": {"machines_usd": (0.0,)},
+        "Bill": {"machines_usd": (0.0,)},
         "ReplicaReady": {"device_seen": None},
         "ReplicaLost": {"is_refused": (False,)},
     }

@@ -245,6 +245,28 @@ class FunctionResult(msgspec.Struct, frozen=True, kw_only=True):
     error_code: ErrorCode = ""
 
 
+class ConversionOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process of the platform's machine converts (JSON): a checkpoint in `work_dir`, to a state of functions.
+
+    The job and its code are under `prefix` in the store already. The model has `num_layers` layers, as its menu says. A
+    ConversionResult is written to `result_path`.
+    """
+
+    store_url: str
+    prefix: str
+    work_dir: str
+    num_layers: int
+    result_path: str
+
+
+class ConversionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The step of the state that was written, with the digest of its sample ids; or why none was."""
+
+    step: int = 0
+    ids_digest: str = ""
+    error: str = ""
+
+
 class Keys:
     """The full keys of a job's objects, with the prefix in front."""
 

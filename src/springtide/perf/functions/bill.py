@@ -80,6 +80,7 @@ def bill_of(usage: Usage, prices: FunctionPrices, profiling_usage: Usage | None 
         storage_usd=usage.stored_gb_s * prices.usd_per_stored_gb_month / SECONDS_PER_MONTH,
         parameter_store_usd=usage.parameter_store_s / SECONDS_PER_HOUR * prices.usd_per_parameter_store_hour,
         profiling_usd=profiling_usd,
+        machines_usd=usage.machines_usd,
     )
 
 

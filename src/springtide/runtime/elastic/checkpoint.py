@@ -123,7 +123,7 @@ def write_files(directory: Path, snapshot: StateSnapshot, generation: int) -> st
         files[name] = {
             "sha256": _sha256(file),
             "num_bytes": file.stat().st_size,
-            "tensors": {key: [dtype_name(tensor.dtype), list(tensor.shape)] for key, tensor in tensors.items()},
+            "tensors": _kinds(tensors),
         }
     manifest = {"format": 1, "generation": generation, "step": snapshot.step, "epoch": snapshot.epoch}
     cursor = msgspec.to_builtins(snapshot.cursor)
@@ -175,35 +175,59 @@ def load_newest(work_dir: Path, state: TrainingState) -> Cursor | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """What a checkpoint holds, verified: cursor, plain values, the model's tensors and the optimizer's, by name."""
+
+    cursor: Cursor
+    values: Mapping[str, Any]
+    model: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, torch.Tensor]
+
+
+def read_checkpoint(path: Path) -> StoredCheckpoint:
+    """Read a checkpoint and verify it against its manifest. Raises CheckpointError."""
+    manifest = _read_manifest(path)
+    try:
+        cursor = _cursor(manifest)
+        model, optimizer = (_load_file(path / name, manifest["files"][name]) for name in FILES)
+        return StoredCheckpoint(cursor, manifest["values"], model, optimizer)
+    except (InvalidRequest, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint {path.name} is malformed: {error!r}") from error
+
+
 def load_checkpoint(path: Path, state: TrainingState) -> Cursor:
     """Verify a checkpoint, restore it and return its cursor.
 
     Raises CheckpointError; the state is then untouched, unless a prepared object refused its part.
     """
-    manifest = _read_manifest(path)
+    stored = read_checkpoint(path)
     try:
-        cursor = _cursor(manifest)
-        tensors = [_load_file(path / name, manifest["files"][name]) for name in FILES]
-        expected = {name: [dtype_name(t.dtype), list(t.shape)] for name, t in state.model_tensors().items()}
-        if manifest["files"][FILES[0]]["tensors"] != expected:
+        expected, found = (_kinds(tensors) for tensors in (state.model_tensors(), stored.model))
+        if found != expected:
             raise CheckpointError(
-                f"the checkpoint {path.name} is of another model: {_difference(tensors[0], expected)}"
+                f"the checkpoint {path.name} is of another model: {_difference(stored.model, expected)}"
             )
-        live_model, live_optimizer, load_objects = state.unpack_all(manifest["values"])
+        live_model, live_optimizer, load_objects = state.unpack_all(stored.values)
         # Of an object that is not prepared any more nothing is restored.
-        saved_names = {name for name in tensors[1] if name in live_optimizer or not name.startswith("object.")}
+        saved_names = {name for name in stored.optimizer if name in live_optimizer or not name.startswith("object.")}
         if live_optimizer.keys() != saved_names:
             raise CheckpointError(f"the checkpoint {path.name} is of another optimizer")
         with torch.no_grad():
-            for live, saved in ((live_model, tensors[0]), (live_optimizer, tensors[1])):
+            for live, saved in ((live_model, stored.model), (live_optimizer, stored.optimizer)):
                 for name, tensor in live.items():
                     tensor.copy_(saved[name])
         load_objects()
-        return cursor
+        return stored.cursor
     except InvalidRequest as error:
         raise CheckpointError(f"the checkpoint {path.name} cannot be restored: {error}") from error
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"the checkpoint {path.name} is malformed: {error!r}") from error
+
+
+def _kinds(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Type and shape of each tensor, as in a manifest."""
+    return {name: [dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
 
 
 def _cursor(manifest: Mapping[str, Any]) -> Cursor:
@@ -252,8 +276,7 @@ def _load_file(path: Path, entry: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = load_file(path)
     except (OSError, struct.error, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path.parent.name}/{path.name} is unreadable: {error}") from error
-    shapes = {name: [dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
-    if shapes != entry["tensors"]:
+    if _kinds(tensors) != entry["tensors"]:
         raise CheckpointError(f"{path.parent.name}/{path.name} holds other tensors than its manifest says")
     return tensors
 

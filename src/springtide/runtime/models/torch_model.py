@@ -55,8 +55,18 @@ class TorchModel:
     def _begin(self) -> None:
         module = self._parts.model
         self._parts.layers = [Layer("model", module)]
-        self._training = stage_training(self._parts, 0, 1)
-        self._vector = GradientVector(self._training.stage)
+        self.training = stage_training(self._parts, 0, 1)
+        self._vector = GradientVector(self.training.stage)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module as it is now."""
+        return self._parts.model
+
+    @property
+    def grows(self) -> bool:
+        """Whether the module may change its size when an epoch begins."""
+        return hasattr(self._parts.model, "begin_epoch")
 
     def begin_epoch(self, epoch: int) -> None:
         """Call the module's `begin_epoch`, if it has one; a change of its size resets the optimizer."""
@@ -73,7 +83,7 @@ class TorchModel:
         vector = self._vector
         vector.begin_step()
         vector.begin_micro_batch()
-        loss = self._parts.loss(self._training.stage(x), y)
+        loss = self._parts.loss(self.training.stage(x), y)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise InvalidRequest("the task's loss must give the mean loss of the batch as a tensor of one element")
         loss = loss.reshape(())
@@ -90,15 +100,15 @@ class TorchModel:
         self._vector.begin_step()
         np.copyto(self._vector.array, gradients[_ALL])
         self._vector.take()
-        self._training.update()
+        self.training.update()
 
     def state(self) -> Mapping[str, Any]:
         """Weights and persistent buffers under the names of state_dict; all else under the optimizer's prefix."""
-        return {_own_name(name): tensor for name, tensor in self._training.frame_tensors().items()}
+        return {_own_name(name): tensor for name, tensor in self.training.frame_tensors().items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a state. Raises CheckpointError if it does not fit; the model is then unchanged."""
-        self._training.take_frame(Frame({_frame_name(name): tensor for name, tensor in state.items()}, {}))
+        self.training.take_frame(Frame({_frame_name(name): tensor for name, tensor in state.items()}, {}))
 
 
 def _own_name(name: str) -> str:

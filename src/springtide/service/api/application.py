@@ -21,6 +21,7 @@ from springtide.service.api.auth import AccessControl
 from springtide.service.api.content_routes import content_routes
 from springtide.service.api.limits import RequestLimits
 from springtide.service.api.live_updates import LiveStreams
+from springtide.service.api.move_routes import move_routes
 from springtide.service.api.sessions import BrowserSessions, login_routes
 from springtide.service.api.state_routes import cluster_routes, pool_routes, quote_routes, share_routes
 from springtide.service.history.history import HistoryIndex
@@ -28,6 +29,7 @@ from springtide.service.history.pool_reports import PoolReports
 from springtide.service.history.series import SeriesIndex
 from springtide.service.metrics.platform import PlatformCollector
 from springtide.service.ports import PlatformLike, Submissions
+from springtide.service.quotes.moves import JobMoves
 from springtide.service.quotes.quote import LiveQuotes
 from springtide.service.status.search_reports import SearchReports
 from springtide.service.status.sharing import SharingReports
@@ -82,6 +84,7 @@ def build_api(
     for group in (routes.platform_routes, routes.job_routes, routes.service_routes, routes.workload_routes):
         app.include_router(group(context))
     app.include_router(quote_routes(platform, quotes))
+    app.include_router(move_routes(context, JobMoves(platform, quotes)))
     app.include_router(pool_routes(pools))
     app.include_router(share_routes(shares))
     app.include_router(cluster_routes(platform))

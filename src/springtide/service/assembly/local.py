@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,9 @@ from springtide.service.crash_points import EventExecutor
 from springtide.service.gateway.application import Gateway
 from springtide.service.gateway.routes import service_routes
 from springtide.service.platform import Platform
+from springtide.service.quotes.move_watch import MoveWatch
+from springtide.service.quotes.moves import JobMoves
+from springtide.service.quotes.quote import LiveQuotes
 from springtide.service.secrets_keeper import SecretsKeeper
 from springtide.service.server import CRASH_AT, LOOPBACK, bind, crash_point_of, lifespan_of, server_of, signals_end
 from springtide.service.supervise import RESTARTED
@@ -132,7 +135,7 @@ def serve(options: PlatformOptions) -> int:
         address = Address(pid=os.getpid(), url=url, version=springtide.__version__)
         write_durable(options.state_dir / "platform.json", msgspec.json.encode(address))
         LOG.info("springtide %s is up at %s with %d devices", springtide.__version__, url, len(machine.devices))
-        with signals_end(server):
+        with signals_end(server), _moves_watched(platform, options.functions):
             server.run(sockets=[listener])
             platform.request_shutdown(stop_workers=True)
             platform.join(timeout_s=60.0)
@@ -145,6 +148,20 @@ def serve(options: PlatformOptions) -> int:
     if platform.failure is not None:
         LOG.error("the control loop failed: %s", platform.failure)
     return int(platform.failure is not None)
+
+
+@contextlib.contextmanager
+def _moves_watched(platform: Platform, functions: FunctionSettings | None) -> Iterator[None]:
+    """While the platform runs, move jobs to functions whose deadlines are lost on machines, if it has functions."""
+    if functions is None:
+        yield
+        return
+    watch = MoveWatch(platform, JobMoves(platform, LiveQuotes(platform)))
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.stop()
 
 
 class _Executors:

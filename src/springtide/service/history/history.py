@@ -265,6 +265,16 @@ class HistoryIndex:
             self._write(event.job_id, "edited", f"its owner wants now: {', '.join(parts)}")
 
     @_record.register
+    def _(self, event: events.MoveRequested) -> None:
+        told = f"to functions at {event.menu.service}"
+        told = f"the platform moves it {told}: {event.reason}" if event.is_automatic else f"its owner moves it {told}"
+        self._write(event.job_id, "move", told)
+
+    @_record.register
+    def _(self, event: events.MoveFailed) -> None:
+        self._write(event.job_id, "move", f"it goes back to machines: functions cannot start: {event.error}")
+
+    @_record.register
     def _(self, event: events.JobsArchived | events.ServicesArchived) -> None:
         for workload_id in event.job_ids if isinstance(event, events.JobsArchived) else event.service_ids:
             self._tracks.pop(workload_id, None)

@@ -46,7 +46,7 @@ class LiveQuotes:
         check_container(request.container, has_pods=self._platform.cluster() is not None)
         sources.check_source(request.source)
         self._platform.source_store.import_root(request.source.import_root)
-        with self._turn(MAX_WAIT_S):
+        with self.turn(MAX_WAIT_S):
             view = self._platform.view()
             known = experience_of(view, request, family_of(request), self._platform.source_store.holds)
             snapshot = self._platform.snapshot()
@@ -100,7 +100,7 @@ class LiveQuotes:
         """
         platform = self._platform
         try:
-            with self._turn(0.0):
+            with self.turn(0.0):
                 snapshot = platform.snapshot()
                 goal = record.job.goal
                 if goal.deadline_s is not None:
@@ -116,7 +116,8 @@ class LiveQuotes:
         return tuple(offer.change for offer in answer.alternatives)
 
     @contextmanager
-    def _turn(self, max_wait_s: float) -> Iterator[None]:
+    def turn(self, max_wait_s: float) -> Iterator[None]:
+        """While no other quote is computed. Raises CapacityError if that takes longer than `max_wait_s`."""
         if not self._one_at_a_time.acquire(timeout=max_wait_s):
             raise CapacityError("too many quotes are requested at once; ask again in a few seconds", retry_after_s=5.0)
         try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
-from springtide.core.decoding import convert
+from springtide.core.decoding import convert, decode_json
 from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import FunctionSearch, batch_at
 from springtide.core.functions import FunctionMenu, FunctionService, ModelProfile
@@ -15,8 +16,12 @@ from springtide.perf.functions.bill import StepHabits
 from springtide.service.ports import ViewLike
 from springtide.service.submission.experience import declared_steps, phases_of
 from springtide.service.submission.function_searches import is_clearly_better, search_of
-from springtide.service.submission.option_models import JobOptionsIn, goal_of
+from springtide.service.submission.option_models import JobOptionsIn, LayerProfileIn, goal_of
 from springtide.service.submission.schemas import JobIn
+from springtide.storage.files import make_private, write_durable
+
+# The profile of the layers of a job whose place was left to the platform.
+_LAYERS = "layers.json"
 
 
 class Menus(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +35,20 @@ class Menus(msgspec.Struct, frozen=True, kw_only=True):
     service: FunctionService
     habits: StepHabits
     search: FunctionSearch | None = None
+
+
+def keep_layers(directory: Path, profile: LayerProfileIn) -> None:
+    """Keep the layers of a job on machines, in its directory, for the time when it may move. Raises StorageError."""
+    make_private(directory)
+    write_durable(directory / _LAYERS, profile.model_dump_json().encode())
+
+
+def kept_layers(directory: Path) -> ModelProfile | None:
+    """The layers that came with a job; None if none did, or if they cannot be read."""
+    try:
+        return decode_json((directory / _LAYERS).read_bytes(), ModelProfile)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def service_of(view: ViewLike) -> FunctionService | None:
@@ -82,13 +101,24 @@ def _may_be_cut(options: JobOptionsIn) -> bool:
 def _pipelines(
     taken: ModelProfile, service: FunctionService, options: JobOptionsIn, has_parameter_store: bool
 ) -> Menus:
-    from springtide.perf.functions.menu import menu_of
-
-    profile = at_service(taken, service)
-    habits = _habits(service, has_parameter_store)
     # A plan has as many micro-batches as its largest batch needs.
     largest = max((options.global_batch_size, *(phase.global_batch_size for phase in options.batch_schedule)))
-    menu = menu_of(profile, service, largest, total_steps=declared_steps(options), habits=habits)
+    return pipeline_menus(taken, service, largest, declared_steps(options), has_parameter_store=has_parameter_store)
+
+
+def pipeline_menus(
+    taken: ModelProfile,
+    service: FunctionService,
+    largest_batch: int,
+    total_steps: int | None,
+    *,
+    has_parameter_store: bool = False,
+) -> Menus:
+    """The pipelines of a profiled model for global batches of up to `largest_batch` samples. Raises InvalidRequest."""
+    from springtide.perf.functions.menu import menu_of
+
+    profile, habits = at_service(taken, service), _habits(service, has_parameter_store)
+    menu = menu_of(profile, service, largest_batch, total_steps=total_steps, habits=habits)
     return Menus(menu=menu, profile=profile, service=service, habits=habits)
 
 

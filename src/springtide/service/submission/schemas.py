@@ -21,6 +21,7 @@ from springtide.service.submission.option_models import (
     NAME_PATTERN,
     JobChangeIn,
     JobOptionsIn,
+    LayerProfileIn,
     ParamName,
     RequestModel,
     ServiceOptionsIn,
@@ -160,6 +161,15 @@ class ResumeIn(RequestModel):
     )
 
 
+class MoveIn(RequestModel):
+    """The body of POST /v1/jobs/{id}/move and of the quote for it."""
+
+    to: Literal["functions"] = "functions"
+    layer_profile: LayerProfileIn | None = Field(
+        default=None, description="what `springtide profile FILE --layers` takes; else the one that came with the job"
+    )
+
+
 class ServiceIn(RequestModel):
     """The body of PUT /v1/services/{name}."""
 
@@ -203,6 +213,7 @@ REQUEST_MODELS: tuple[type[BaseModel], ...] = (
     QuoteIn,
     DigestsIn,
     JobChangeIn,
+    MoveIn,
     ResumeIn,
     ServiceIn,
     ScaleIn,

@@ -50,7 +50,7 @@ from springtide.service.submission import sources
 from springtide.service.submission.experience import Experience, experience_of, phases_of
 from springtide.service.submission.folders import FolderSweep, drop_folders, folder_of, shared_folder
 from springtide.service.submission.function_checks import check_container, check_functions, check_no_container
-from springtide.service.submission.function_menus import menus_of
+from springtide.service.submission.function_menus import keep_layers, menus_of
 from springtide.service.submission.guarantees import check_guarantee, check_promises
 from springtide.service.submission.job_edits import check_goal
 from springtide.service.submission.option_models import (
@@ -126,6 +126,7 @@ class SubmissionService:
                         f"this Idempotency-Key was used for {known.workload_id} with another body; use a new key"
                     )
                 return known, False
+            layers = request.options.layer_profile
             request, place_reason = self._placed(request)
             # Planned before anything is written: a model with a layer that fits no function is refused here.
             menu = search = None
@@ -156,6 +157,8 @@ class SubmissionService:
             secrets_kept = keep_secrets(self._platform.workload_dir(job_id), request.options.secrets)
             job = replace(job, container=container, place_reason=place_reason, secrets=secrets_kept)
             job = replace(job, packages=packages_of(request.options))
+            if layers is not None and place_reason and menu is None:
+                keep_layers(self._platform.workload_dir(job_id), layers)
             record = self._apply(JobSubmitted(job=job)).jobs[job_id]
         if record.job.submit_key != submit_key:
             raise Conflict(f"this Idempotency-Key was used for {job_id} with another body; use a new key")

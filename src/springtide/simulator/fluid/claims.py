@@ -12,6 +12,7 @@ from springtide.core.events import (
     Event,
     GroupBroken,
     JobEdited,
+    MoveRequested,
     NodeLost,
     PauseRequested,
     ReplicaLost,
@@ -62,7 +63,7 @@ class ClaimChecks:
                 self._excused |= {event.workload_id} if event.workload_id in self._promised else self._promised
             case ReplicaLost():
                 self._excused.add(event.workload_id)
-            case GroupBroken() | JobEdited() | PauseRequested():
+            case GroupBroken() | JobEdited() | PauseRequested() | MoveRequested():
                 self._excused.add(event.job_id)
 
     def check(self, snapshot: Snapshot, plan: Plan) -> None:

@@ -14,11 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from springtide.backends.functions.coordinator import messages
 from springtide.backends.functions.coordinator.coordinator import Coordinator
 from springtide.backends.functions.coordinator.function_pool import JobFacts
 from springtide.backends.functions.provider import InvocationEnd
+from springtide.backends.functions.shell.conversion import convert_checkpoint
 from springtide.backends.functions.shell.copies import Copies
 from springtide.backends.functions.shell.fence import RecordFence
 from springtide.backends.functions.shell.io import RETRY_S, STORE_PATIENCE_S, CoordinatorIO, Wiring
@@ -32,8 +34,16 @@ from springtide.backends.functions.shell.notes import (
 from springtide.backends.functions.shell.objects import JobObjects
 from springtide.core.actions import StartReplica
 from springtide.core.decoding import decode_json
-from springtide.core.errors import BackendError, Fenced, InvalidRequest, StorageError
-from springtide.core.events import Event, JobFailed, ReplicaLost, ReplicaReady, ReplicaStopped, UsageReported
+from springtide.core.errors import BackendError, CheckpointError, Fenced, InvalidRequest, StorageError
+from springtide.core.events import (
+    Event,
+    JobFailed,
+    MoveFailed,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaStopped,
+    UsageReported,
+)
 from springtide.core.functions import Usage
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.wire.functions import ControlRecord, FunctionResult, Keys, Place
@@ -145,6 +155,7 @@ class CoordinatorShell:
                 open_store(wiring.parameter_url).close()
             record, notes = self._take_over()
             self._objects.put_job(self.job)
+            self._take_checkpoint()
             options = self.job.menu.options if self.job.menu is not None else ()
             sizes = {stage.memory_mb for option in options for stage in option.plan.stages}
             if sizes:
@@ -152,6 +163,11 @@ class CoordinatorShell:
                 self._deployed |= sizes
         except InvalidRequest as error:
             self._post(JobFailed(job_id=self.job.job_id, generation=self._generation, error=str(error)))
+            self._answer_stops()
+            return False
+        except CheckpointError as error:
+            self._note(f"functions cannot start from the checkpoint of machines: {error}")
+            self._post(MoveFailed(job_id=self.job.job_id, generation=self._generation, error=str(error)))
             self._answer_stops()
             return False
         except Fenced as error:
@@ -185,7 +201,7 @@ class CoordinatorShell:
         if wiring.parameter_host is not None:
             # The uptime so far is already part of `base`.
             self._parameters_before_s = wiring.parameter_host.used_s(self.job.job_id)
-        self._coordinator = Coordinator(facts, now_s, base)
+        self._coordinator = Coordinator(facts, now_s, self._with_machines(base))
         last = self._files.last_loss()
         if last is not None:
             self._coordinator.run.progress.losses.append(last)
@@ -196,6 +212,20 @@ class CoordinatorShell:
             self._note("took over after a restart of the platform")
         self._post(ReplicaReady(workload_id=self.job.job_id, replica_id=self.replica_id))
         return True
+
+    def _take_checkpoint(self) -> None:
+        """Make the checkpoint of a job that has moved a state of functions. Raises CheckpointError, StorageError."""
+        wiring = self._wiring
+        step = convert_checkpoint(
+            self.job, self._objects, wiring.store_url, wiring.work_dir, self._generation, self._is_closed.is_set
+        )
+        if step:
+            self._note(f"the checkpoint of machines after step {step} is a state of functions now")
+
+    def _with_machines(self, base: Usage) -> Usage:
+        """The usage so far, with what the job has cost on machines, which counts in its budget."""
+        run = self.job.machine_run
+        return base if run is None else replace(base, machines_usd=run.cost_usd)
 
     def _take_over(self) -> tuple[ControlRecord | None, Notes]:
         """The control record and the notes of the previous coordinator. Raises StorageError, Fenced."""

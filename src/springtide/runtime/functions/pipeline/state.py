@@ -46,7 +46,7 @@ class StageTraining:
         self.optimizer = optimizer
         first_names = {name: names[0] for name, names in stage.names.items()}
         # Tensors that are not in the user's state_dict keep their names in the stage, which contain the layer.
-        self._parameters = {first_names.get(name, name): parameter for name, parameter in stage.named_parameters()}
+        self.parameters = {first_names.get(name, name): parameter for name, parameter in stage.named_parameters()}
 
     def update(self) -> None:
         """Take one step of the optimizer; does nothing for a stage without parameters."""
@@ -57,11 +57,14 @@ class StageTraining:
         """Parameters and buffers: `model/` with the names in the user's state_dict, `rest/` with those in the stage."""
         found: dict[str, torch.Tensor] = {}
         for name, tensor in [*self.stage.named_parameters(), *self.stage.named_buffers()]:
-            for known in self.stage.names.get(name, ()):
-                found[f"model/{known}"] = tensor.detach()
-            if name not in self.stage.names:
-                found[f"rest/{name}"] = tensor.detach()
+            for key in self.keys_of(name):
+                found[key] = tensor.detach()
         return found
+
+    def keys_of(self, name: str) -> list[str]:
+        """The keys in a frame of a tensor of the stage."""
+        known = [f"model/{one}" for one in self.stage.names.get(name, ())]
+        return known if name in self.stage.names else [f"rest/{name}"]
 
     def frame_tensors(self) -> dict[str, FrameTensor]:
         tensors: dict[str, torch.Tensor] = {}
@@ -71,7 +74,7 @@ class StageTraining:
             for index, group in enumerate(self.optimizer.param_groups):
                 plain = {key: value for key, value in group.items() if key != "params"}
                 groups.append(pack(plain, f"group.{index}", tensors))
-            for name, parameter in self._parameters.items():
+            for name, parameter in self.parameters.items():
                 state = self.optimizer.state.get(parameter)
                 if state:
                     states[name] = pack(dict(state), f"state.{name}", tensors)
@@ -119,7 +122,7 @@ class StageTraining:
             for group, packed in zip(live, saved.groups, strict=True):
                 group.update(unpack(packed, {key: group[key] for key in group if key != "params"}, _CPU, tensors))
             optimizer.state.clear()
-            for name, parameter in self._parameters.items():
+            for name, parameter in self.parameters.items():
                 if name in saved.states:
                     optimizer.state[parameter] = unpack(saved.states[name], {}, _CPU, tensors)
             with torch.no_grad():
@@ -150,6 +153,33 @@ def load_state(store: Store, keys: Keys, step: int, stage: int, training: StageT
         _read_into(saved, store, meta)
     training.take(saved)
     return Position(step, metas[0].num_seen, metas[0].ids_digest if stage == 0 else "")
+
+
+def take_stored(
+    training: StageTraining,
+    model: torch.nn.Module,
+    values: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    optimizer: Mapping[str, torch.Tensor],
+) -> None:
+    """Restore what workers on machines have saved of `model`, of which `training` is a stage: a checkpoint's parts.
+
+    There tensors have the names of the model's parameters and buffers, here those of its state_dict and its layers.
+    Raises CheckpointError if it does not fit.
+    """
+    names = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    live = [*training.stage.named_parameters(), *training.stage.named_buffers()]
+    saved = _Saved(optimizer=dict(optimizer))
+    try:
+        for name, tensor in live:
+            for key in training.keys_of(name):
+                saved.tensors[key] = tensors[names[id(tensor)]]
+        own_names = {names[id(parameter)]: name for name, parameter in training.parameters.items()}
+        saved.states = {own_names[name]: state for name, state in values["states"].items()}
+        saved.groups = [{"$dict": [[key, value] for key, value in group.items()]} for group in values["groups"]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"the checkpoint is of another model: {error!r}") from error
+    training.take(saved)
 
 
 def _read_into(saved: _Saved, store: Store, meta: StageState) -> None:

@@ -84,6 +84,7 @@ class PipelineWorker:
         own = plan.stages[place.stage]
         self.place = place
         self.plan = plan
+        self.model = parts.model
         self.training = stage_training(parts, own.first_layer, own.end_layer)
         self.position = Position()
         self._gradients = GradientVector(self.training.stage)

@@ -23,6 +23,7 @@ const BILL = [
   ["storage", "storage_usd"],
   ["parameter store", "parameter_store_usd"],
   ["profiling", "profiling_usd"],
+  ["machines before", "machines_usd"],
 ];
 
 const total = (bill) => BILL.reduce((sum, [, key]) => sum + bill[key], 0);
