@@ -44,6 +44,25 @@ def test_where_nobody_has_a_share_it_is_the_inner_policy():
     assert inner.seen is snapshot
 
 
+@pytest.mark.parametrize(("num_sharers", "most"), [(12, 3), (4, 6)])
+def test_a_search_for_devices_in_vain_ends_early_where_many_could_be_given_up(num_sharers, most):
+    class Inner:
+        num_plans = 0
+
+        def decide(self, snapshot):
+            self.num_plans += 1
+            return Plan()
+
+    inner, large = Inner(), Share(request=0.9, limit=1.0)
+    jobs = [with_fields(job(f"t{n}", large), state=JobState.RUNNING, num_replicas=1) for n in range(num_sharers)]
+    held = {f"t{n}": ([f"n/{n}"], large) for n in range(num_sharers)}
+    wide = job("w", workers=(1, 4), goal=Goal(deadline_s=500.0))
+    nodes = (make_node("n", num_sharers),)
+    plan = decide(Sharing(inner=inner), [*jobs, wide], (), held, nodes)
+    assert len(plan.allocations) == num_sharers
+    assert inner.num_plans <= most
+
+
 def test_who_holds_a_part_stays_where_it_is(policy):
     held = {"a": (["n/2"], SMALL), "t": (["n/2"], HALF)}
     plan = decide(policy, [job("t", HALF)], [service("a", SMALL, ready=1)], held)
