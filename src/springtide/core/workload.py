@@ -70,8 +70,9 @@ class JobFolder(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int = 0
 
 
-# Libraries whose loops are elastic without a change of the program: Lightning, and the Trainer of transformers.
-Library = Literal["", "lightning", "transformers"]
+# Libraries whose loops are elastic without a change of the program: Lightning, the Trainer of transformers, and loops
+# of a program's own by Accelerate.
+Library = Literal["", "lightning", "transformers", "accelerate"]
 
 
 class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
