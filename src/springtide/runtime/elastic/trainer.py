@@ -308,7 +308,7 @@ class Trainer:
         return self._reduced is not None
 
     def drop_offered(self) -> None:
-        """Of a library's loop: take back a step that has no samples, which was only to hear from the other members."""
+        """Of a library's loop: take back an exchanged step, which was only to hear from the other members."""
         self._method.discard()
         self._batch = self._reduced = None
 

@@ -244,8 +244,8 @@ class AccelerateFit:
         if not (self._is_updated or self._is_again):
             raise InvalidRequest(
                 "the optimizer's step() was not called after the last backward pass of its step; to add up gradients "
-                "over several batches use Accelerator(gradient_accumulation_steps=N) and accelerator.accumulate(model), "
-                f"or {_FIXED}"
+                "over several batches use Accelerator(gradient_accumulation_steps=N) and "
+                f"accelerator.accumulate(model), or {_FIXED}"
             )
 
     def backward(self, backward: Callable[..., Any], accelerator: Any, loss: torch.Tensor, **keywords: Any) -> None:
@@ -253,9 +253,9 @@ class AccelerateFit:
         sync = accelerator.gradient_state
         if not self._is_in_pass or accelerator is not self._accelerator:
             raise InvalidRequest(
-                "accelerator.backward() got a loss that is not of a batch of the training loader; pass the one DataLoader "
-                "that the program trains on, its model and its optimizer through accelerator.prepare(), call model.train() "
-                f"before the loop, or {_FIXED}"
+                "accelerator.backward() got a loss that is not of a batch of the training loader; pass the one "
+                "DataLoader that the program trains on, its model and its optimizer through accelerator.prepare(), "
+                f"call model.train() before the loop, or {_FIXED}"
             )
         if self._is_backward:
             raise InvalidRequest(f"the program has two backward passes for one batch; add up the losses, or {_FIXED}")
@@ -267,8 +267,8 @@ class AccelerateFit:
         number = self._loader.number
         if self._loop.is_last(number) != sync.sync_gradients:
             raise InvalidRequest(
-                "the program accumulates gradients in its own way; use `with accelerator.accumulate(model):` around each "
-                f"batch, or {_FIXED}"
+                "the program accumulates gradients in its own way; use `with accelerator.accumulate(model):` around "
+                f"each batch, or {_FIXED}"
             )
         self._loop.weigh(number, loss, loss.detach() * self._loop.part_of_step(number))
         backward(loss, **keywords)
@@ -285,7 +285,9 @@ class AccelerateFit:
 
     # --- what only one process does ---------------------------------------------------------------------------------
 
-    def log(self, log: Callable[..., Any], accelerator: Any, values: dict[str, Any], *more: Any, **keywords: Any) -> Any:
+    def log(
+        self, log: Callable[..., Any], accelerator: Any, values: dict[str, Any], *more: Any, **keywords: Any
+    ) -> Any:
         """Log values to the program's trackers, and as metrics of the job."""
         found = {}
         for name, value in values.items():
@@ -350,8 +352,8 @@ def _checked(accelerator: Any) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         if trained <= {id(parameter) for parameter in model.parameters()}:
             return model, optimizer
     raise InvalidRequest(
-        "the parameters of the optimizer are not those of one model that was passed through accelerator.prepare(); pass "
-        f"one module that has them all, or {_FIXED}"
+        "the parameters of the optimizer are not those of one model that was passed through accelerator.prepare(); "
+        f"pass one module that has them all, or {_FIXED}"
     )
 
 

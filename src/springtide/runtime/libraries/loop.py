@@ -219,8 +219,9 @@ class LibraryLoop:
         if self.world_size == 1:
             return
         assert self._steps is not None
-        self._passes, self._pass_size = [()], 1
-        batch = GlobalBatch(step=self.step, epoch=0, ids=np.zeros(0, dtype=np.int64), global_batch_size=1)
+        # A sample that no dataset has.
+        self._passes, self._pass_size = [(-1,)], 1
+        batch = GlobalBatch(step=self.step, epoch=0, ids=np.array([-1], dtype=np.int64), global_batch_size=1)
         self._left(lambda: self._trainer.begin_offered(batch, 0))
         is_agreed = False
         while not is_agreed:

@@ -23,8 +23,8 @@ _HARMLESS = (
 def num_rounds(frames: Sequence[FrameType]) -> int | None:
     """The number of rounds of the `for ... in range(...)` around the loop that runs in the innermost frame.
 
-    `frames` are the program's, innermost first; `tqdm(range(...))` and `trange(...)` count too. None if there is no such loop,
-    a `while` loop around it, or if its text is not to be had.
+    `frames` are the program's, innermost first; `tqdm(range(...))` and `trange(...)` count too. None if there is no
+    such loop, if there are several, or if their text is not to be had.
     """
     for depth, frame in enumerate(frames):
         loops = _loops_at(frame)

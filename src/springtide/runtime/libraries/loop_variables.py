@@ -1,7 +1,7 @@
 """The plain variables of a program's own loop: counters, sums, the best score so far, lists of losses.
 
-A worker that joins runs the program from its top, without the steps that are over, so that its variables lack what these
-left in them. What a loop decides by them (when to stop, what to save) must be the same on all workers.
+A worker that joins runs the program from its top, without the steps that are over, so that its variables lack what
+these left in them. What a loop decides by them (when to stop, what to save) must be the same on all workers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LoopVariables:
         return found
 
     def write(self, found: Sequence[dict[str, Any]]) -> None:
-        """Set the variables to what `read` has found, where the calls around the loop are those of the same functions."""
+        """Set the variables to what `read` has found, as long as the functions around the loop are the same."""
         frames = program_frames()
         for frame, before, one in zip(frames, self._padded(len(frames)), found, strict=False):
             if frame.f_code.co_name != one["function"]:
