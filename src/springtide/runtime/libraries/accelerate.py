@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from springtide.core.errors import InvalidRequest
 from springtide.runtime.libraries.loop import Exchanged, LibraryLoop, LibraryState
-from springtide.runtime.libraries.loop_length import num_rounds
+from springtide.runtime.libraries.epoch_range import num_rounds
 from springtide.runtime.libraries.loop_state import LoopState
 from springtide.runtime.libraries.loop_variables import LoopVariables, program_frames
 from springtide.runtime.libraries.part_loader import PartLoader

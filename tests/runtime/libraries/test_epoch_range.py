@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from springtide.runtime.libraries.loop_length import num_rounds
+from springtide.runtime.libraries.epoch_range import num_rounds
 from springtide.runtime.libraries.loop_variables import program_frames
 
 
