@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from springtide.core.errors import InvalidRequest
-from springtide.runtime.libraries.accelerate import AccelerateFit, _checked, _schedulers
+from springtide.runtime.libraries.accelerate import AccelerateFit, _checked, _length, _schedulers
 
 
 class LoopDouble:
@@ -88,3 +89,23 @@ def test_numbers_that_are_logged_are_metrics():
     AccelerateFit(loop).log(lambda *told, **more: seen.append((told, more)), None, values, step=3)
     assert loop.metrics == {"loss": 0.5, "epoch": 2.0}
     assert seen == [((values,), {"step": 3})]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "length"),
+    [
+        ({}, 40),
+        # The loop ends within its last epoch.
+        ({"num_training_steps": 33}, 33),
+        # Counted in batches, in epochs, or of another length.
+        ({"num_training_steps": 80}, 40),
+        ({"num_training_steps": 4}, 40),
+        ({"num_training_steps": 30}, 40),
+    ],
+)
+def test_a_schedule_says_where_the_last_epoch_ends(keywords, length):
+    rule = functools.partial(lambda step, num_training_steps=0: 1.0, **keywords)
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rule)
+    plain = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    assert _length(4, 10, [SimpleNamespace(scheduler=one) for one in (scheduler, plain)]) == length

@@ -19,8 +19,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from springtide.core.errors import InvalidRequest
-from springtide.runtime.libraries.loop import Exchanged, LibraryLoop, LibraryState
 from springtide.runtime.libraries.epoch_range import num_rounds
+from springtide.runtime.libraries.loop import Exchanged, LibraryLoop, LibraryState
 from springtide.runtime.libraries.loop_state import LoopState
 from springtide.runtime.libraries.loop_variables import LoopVariables, program_frames
 from springtide.runtime.libraries.part_loader import PartLoader
@@ -212,7 +212,8 @@ class AccelerateFit:
         accumulated, num_left = self._accelerator.gradient_accumulation_steps, None
         if self._num_rounds is not None:
             in_epoch = -(-num_batches // accumulated)
-            num_left = max(1, (self._num_rounds - epoch) * in_epoch - position // accumulated)
+            done = epoch * in_epoch + position // accumulated
+            num_left = max(1, _length(self._num_rounds, in_epoch, self._accelerator._schedulers) - done)
         self._state.epoch, self._state.position = epoch, position
         num_passes = self._loader.begin(position, accumulated, num_left)
         self._state.position = position + num_passes
@@ -355,6 +356,17 @@ def _checked(accelerator: Any) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         "the parameters of the optimizer are not those of one model that was passed through accelerator.prepare(); "
         f"pass one module that has them all, or {_FIXED}"
     )
+
+
+def _length(num_rounds: int, in_epoch: int, schedulers: list[Any]) -> int:
+    """The steps of a loop of so many epochs. It may end within the last one, which schedules of transformers know."""
+    length = num_rounds * in_epoch
+    for one in schedulers:
+        for rule in getattr(one.scheduler, "lr_lambdas", ()):
+            told = getattr(rule, "keywords", {}).get("num_training_steps")
+            if isinstance(told, int) and length - in_epoch < told < length:
+                length = told
+    return length
 
 
 def _schedulers(accelerator: Any, optimizer: torch.optim.Optimizer) -> list[Any]:
