@@ -72,12 +72,13 @@ def main(num_epochs=3):
     most_steps = num_steps - 3
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-2, total_steps=num_steps + 1)
     model, optimizer, train, held_back, schedule = accelerator.prepare(model, optimizer, train, held_back, schedule)
-    num_done, best, waited, seen = 0, 1e9, 0, []
+    num_done, num_batches, best, waited, seen = 0, 0, 1e9, 0, []
     for epoch in range(num_epochs):
         model.train()
         total = 0.0
         for number, batch in enumerate(train):
             look(number % 2 == 0, model, accelerator)
+            num_batches += 1
             with accelerator.accumulate(model):
                 loss = torch.nn.functional.mse_loss(model(batch[0]), batch[1])
                 total += loss.item()
@@ -90,7 +91,8 @@ def main(num_epochs=3):
             if accelerator.sync_gradients:
                 num_done += 1
                 seen.append((epoch, number))
-                lines.write(json.dumps({"step": num_done, "rate": schedule.get_last_lr()[0], "place": number}) + "\\n")
+                rate = f"{schedule.get_last_lr()[0]!r} at batch {number}"
+                lines.write(json.dumps({"step": num_done, "rate": rate}) + "\\n")
                 if num_done == most_steps:
                     break
         found = evaluate(model, held_back, accelerator)
@@ -101,7 +103,7 @@ def main(num_epochs=3):
             lines.write(json.dumps({"after": num_done, "val": found}) + "\\n")
     accelerator.wait_for_everyone()
     accelerator.save_state(os.path.join(folder, "out"))
-    accelerator.print("done", num_done, len(seen), flush=True)
+    accelerator.print("done", num_done, num_batches, len(seen), flush=True)
 
 main()
 """
@@ -134,8 +136,8 @@ BY_EPOCHS = (
     .replace("look(number % 2 == 0, ", "look(True, ")
     .replace("torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-2, total_steps=num_steps + 1)", "None")
     .replace(
-        "    num_done, best",
-        "    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer.optimizer, 0.5)\n    num_done, best",
+        "    num_done, num_batches",
+        "    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer.optimizer, 0.5)\n    num_done, num_batches",
     )
     .replace("                schedule.step()\n", "")
     .replace("        found = evaluate", "        schedule.step()\n        found = evaluate")
@@ -165,7 +167,7 @@ def test_a_late_joiner_has_the_counters_of_the_others(make_program, undisturbed)
     assert_as(plane, expected)
     # What it had been through was printed by the leader before it, once.
     assert printed(plane) == printed(expected)
-    assert "done 45 45" in plane.logs()
+    assert "done 45 90 45" in plane.logs()
 
 
 # The second member fails once the others have the step: it is one step behind them, and takes their state.
