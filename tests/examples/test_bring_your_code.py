@@ -18,6 +18,8 @@ import pytest
 from kits.examples.terminal import EXAMPLES, Terminal
 
 pytestmark = [pytest.mark.examples, pytest.mark.timeout(600)]
+# By program: the library that it is a program of, and others that it needs.
+_LIBRARIES = {"digits": ("lightning",), "causal": ("transformers", "accelerate"), "accelerated": ("accelerate",)}
 PAGE = EXAMPLES.parent / "docs" / "bring-your-code.md"
 
 
@@ -29,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     blocks = re.findall(r"(?m)^    # (\w+\.py)\n((?:    .*\n|\n)+)", PAGE.read_text(encoding="utf-8"))
     for name, text in blocks:
         (found / name).write_text(textwrap.dedent(text), encoding="utf-8")
-    assert len(blocks) == 11
+    assert len(blocks) == 12
     return found
 
 
@@ -44,7 +46,8 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
 
 
 @pytest.mark.parametrize(
-    ("name", "last_epoch"), [("classifier", 2), ("language", 2), ("gan", 2), ("digits", 8), ("causal", 4)]
+    ("name", "last_epoch"),
+    [("classifier", 2), ("language", 2), ("gan", 2), ("digits", 8), ("causal", 4), ("accelerated", 6)],
 )
 def test_the_program_as_it_was(folder, name, last_epoch):
     _skip_without_libraries(name)
@@ -78,7 +81,7 @@ def test_the_program_as_it_became(terminal, folder, name, epochs, num_steps, mos
 
 @pytest.mark.parametrize(
     ("name", "few", "epochs", "num_steps", "most_loss"),
-    [("digits", 8, 60, 60 * 46, 0.5), ("causal", 4, 30, 30 * 16, 3.0)],
+    [("digits", 8, 60, 60 * 46, 0.5), ("causal", 4, 30, 30 * 16, 3.0), ("accelerated", 6, 60, 60 * 47, 0.5)],
 )
 def test_an_unchanged_program_of_a_library(terminal, folder, name, few, epochs, num_steps, most_loss):
     _skip_without_libraries(name)
@@ -89,7 +92,7 @@ def test_an_unchanged_program_of_a_library(terminal, folder, name, few, epochs, 
     path.write_text(text.replace(f"epochs={few}", f"epochs={epochs}"))
     job_id = terminal.ask("run", str(path), "--workers", "1..2", "--detach")["job_id"]
     status = _shrunk_to_its_end(terminal, job_id)
-    assert status["library"] == ("lightning" if name == "digits" else "transformers")
+    assert status["library"] == _LIBRARIES[name][0]
     assert (status["step"], status["total_steps"]) == (num_steps, num_steps)
     assert status["loss"] < most_loss
     assert f"epoch {epochs}" in terminal.type("logs", job_id)
@@ -133,7 +136,7 @@ def _shrunk_to_its_end(terminal: Terminal, job_id: str) -> dict[str, Any]:
 
 
 def _skip_without_libraries(name: str) -> None:
-    for package in {"digits": ["lightning"], "causal": ["transformers", "accelerate"]}.get(name, []):
+    for package in _LIBRARIES.get(name, ()):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
 

@@ -70,9 +70,9 @@ class JobFolder(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int = 0
 
 
-# Libraries whose loops are elastic without a change of the program: Lightning, and the Trainer of transformers. With
-# "springtide" the script has a loop of its own, over what `springtide.adopt` returns.
-Library = Literal["", "lightning", "transformers", "springtide"]
+# Libraries whose loops are elastic without a change of the program: Lightning, the Trainer of transformers, and loops
+# of a program's own by Accelerate. With "springtide" the script has a loop over what `springtide.adopt` returns.
+Library = Literal["", "lightning", "transformers", "accelerate", "springtide"]
 
 
 class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,10 @@ from springtide.client.sources.library_use import library_of
 
 LIGHTNING = "import lightning as L\ntrainer = L.Trainer(max_epochs=3)\ntrainer.fit(model, data)\n"
 TRANSFORMERS = "from transformers import Trainer\nTrainer(model, arguments).train()\n"
+ACCELERATE = (
+    "from accelerate import Accelerator\naccelerator = Accelerator()\n"
+    "model, train = accelerator.prepare(model, train)\nfor batch in train:\n    accelerator.backward(model(batch))\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +31,19 @@ TRANSFORMERS = "from transformers import Trainer\nTrainer(model, arguments).trai
         ("import lightning\nfor batch in data:\n    model.fit(batch)\n", ""),
         ("from transformers import AutoModel\nmodel.train()\n", ""),
         ("from .transformers import Trainer\nTrainer(model).train()\n", ""),
+        (ACCELERATE, "accelerate"),
+        (
+            ACCELERATE.replace("from accelerate import Accelerator", "import accelerate").replace(
+                "Acc", "accelerate.Acc"
+            ),
+            "accelerate",
+        ),
+        # A Trainer runs the loop, whatever else is done.
+        (ACCELERATE + TRANSFORMERS, "transformers"),
+        ("import transformers\n" + ACCELERATE + "model.train()\n", "accelerate"),
+        # It only evaluates.
+        (ACCELERATE.replace("backward", "gather"), ""),
+        ("import torch\n" + ACCELERATE.partition("\n")[2], ""),
         ("import torch\n", ""),
         ("import springtide\njob = springtide.adopt(model, optimizer)\n", "springtide"),
         ("import springtide as st\n\ndef main():\n    st.adopt(model, optimizer)\n", "springtide"),

@@ -16,6 +16,9 @@ from springtide.core.options.library_versions import untested_package
         ("lightning", "pytorch-lightning", "1.9.5", "2.6.*"),
         ("transformers", "transformers", "5.23.4", ""),
         ("transformers", "accelerate", "1.9.0", "1.15.*"),
+        ("accelerate", "accelerate", "1.15.0", ""),
+        ("accelerate", "accelerate", "1.16.0", "1.15.*"),
+        ("accelerate", "transformers", "4.0.0", ""),
         # Of packages of the other library nothing is asked, nor for a plain script.
         ("transformers", "lightning", "1.0.0", ""),
         ("", "lightning", "1.0.0", ""),

@@ -17,6 +17,8 @@ def failure(plane, library):
 @pytest.mark.slow
 def test_a_program_that_trains_nothing_fails(make_plane):
     assert "without Lightning's Trainer.fit()" in failure(make_plane("print('no loop')"), "lightning")
+    told = failure(make_plane("print('no loop')"), "accelerate")
+    assert "without a loop over a DataLoader that accelerator.prepare() has returned" in told
 
 
 @pytest.mark.slow

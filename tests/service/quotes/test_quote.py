@@ -55,6 +55,16 @@ def ask(http, body):
     return msgspec.json.decode(answer.content, type=Quote)
 
 
+@pytest.mark.parametrize(("library", "mend"), [("", "have it call springtide.report"), ("accelerate", "run it once")])
+def test_only_a_plain_script_of_unknown_length_has_to_report_it(asking, library, mend):
+    body = job_body(options__min_workers=1, options__max_workers=2 if library else 1)
+    body["source"] = {"filename": "train.py", "text": "print(1)", "kind": "script", "library": library}
+    body["options"] = {name: body["options"][name] for name in ("min_workers", "max_workers")}
+    told = ask(asking, body).reason
+    assert mend in told
+    assert ("springtide.report" in told) == (not library)
+
+
 def test_the_answer_has_the_keys_that_scripts_read(asking):
     answer = asking.post("/v1/quote", json=known_body(deadline_s=400)).json()
     assert answer["verdict"] == "accepted"

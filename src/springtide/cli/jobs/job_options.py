@@ -162,7 +162,8 @@ def _check_script(path: Path, overrides: TrainKeywords) -> Library:
     if not library:
         refuse(
             f"{path.name} is a plain script and cannot be resized; give one number: --workers 2 (a script that calls "
-            "springtide.adopt(), fit() of Lightning's Trainer or train() of a Trainer of transformers may have a range)"
+            "springtide.adopt(), fit() of Lightning's Trainer, train() of a Trainer of transformers, or prepare() and "
+            "backward() of an Accelerator may have a range)"
         )
     return library
 

@@ -8,6 +8,8 @@ from types import MappingProxyType
 
 from springtide.core.workload import Library
 
+# What a program calls whose own loop goes through what Accelerate has prepared.
+_ACCELERATED = {"Accelerator", "prepare", "backward"}
 # Packages whose Trainer runs a loop, and the method that starts it.
 _PACKAGES: Mapping[str, tuple[Library, str]] = MappingProxyType(
     {
@@ -19,7 +21,7 @@ _PACKAGES: Mapping[str, tuple[Library, str]] = MappingProxyType(
 
 
 def library_of(text: str) -> Library:
-    """The library whose Trainer the script makes and starts; "springtide" if it calls `springtide.adopt`.
+    """The library whose Trainer or Accelerator the script makes and uses; "springtide" if it calls `springtide.adopt`.
 
     Empty if there is none, or if the text is not Python. What another file does is not seen.
     """
@@ -43,7 +45,7 @@ def library_of(text: str) -> Library:
     for package, (library, method) in _PACKAGES.items():
         if makes_trainer and package in packages and method in called:
             return library
-    return ""
+    return "accelerate" if "accelerate" in packages and called >= _ACCELERATED else ""
 
 
 def _adopts(tree: ast.AST) -> bool:

@@ -13,6 +13,7 @@ TESTED_RELEASES: Mapping[Library, Mapping[str, str]] = MappingProxyType(
     {
         "lightning": MappingProxyType({"lightning": "2.6", "pytorch-lightning": "2.6"}),
         "transformers": MappingProxyType({"transformers": "5.23", "accelerate": "1.15"}),
+        "accelerate": MappingProxyType({"accelerate": "1.15"}),
     }
 )
 

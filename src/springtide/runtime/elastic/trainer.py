@@ -332,6 +332,11 @@ class Trainer:
             self._begin_step()
         return self._reduced is not None
 
+    def drop_offered(self) -> None:
+        """Of a library's loop: take back an exchanged step, which was only to hear from the other members."""
+        self._method.discard()
+        self._batch = self._reduced = None
+
     def finish(self, publish: Callable[[], str]) -> int:
         """Report that the user's function returned, until the control plane acknowledges it; returns the exit code.
 

@@ -1,1 +1,1 @@
-"""Programs whose loop a library runs (Lightning, the Trainer of transformers), made elastic without a change."""
+"""Programs by Lightning, the Trainer of transformers, or Accelerate, made elastic without a change."""

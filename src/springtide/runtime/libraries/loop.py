@@ -106,7 +106,8 @@ class LibraryLoop:
         if self.is_in_step and not self._is_exchanged:
             raise InvalidRequest(
                 "a step of this program ended without a backward pass on its last batch, as when training_step returns "
-                "None; other workers would wait for it: give the job one worker, --workers 1"
+                "None, or a loop is left in the midst of accumulation; other workers would wait for it: give the job "
+                "one worker, --workers 1"
             )
         self.end()
         self._passes = [tuple(ids) for ids in passes]
@@ -205,6 +206,29 @@ class LibraryLoop:
         """The mean loss over the global batch of the step that was exchanged last."""
         return self._trainer.exchanged_loss
 
+    def drop(self) -> None:
+        """Take back that a step was begun, on all workers: the program uses none of its batches."""
+        self.is_in_step = False
+
+    def agree_on_end(self) -> None:
+        """Commit the last step, and hear from all members that they have left their loops, too.
+
+        Raises InvalidRequest if one of them is in another step.
+        """
+        self.end()
+        if self.world_size == 1:
+            return
+        assert self._steps is not None
+        # A sample that no dataset has.
+        self._passes, self._pass_size = [(-1,)], 1
+        batch = GlobalBatch(step=self.step, epoch=0, ids=np.array([-1], dtype=np.int64), global_batch_size=1)
+        self._left(lambda: self._trainer.begin_offered(batch, 0))
+        is_agreed = False
+        while not is_agreed:
+            self._steps.passes(torch.zeros(()), 0.0, is_last=True)
+            is_agreed = self._left(self._trainer.exchange_offered)
+        self._trainer.drop_offered()
+
     def end(self) -> None:
         """Commit the last step, once the library is done with it."""
         self.is_in_step = False
@@ -230,6 +254,11 @@ class LibraryState:
         self._read = read
         self._load = load
         self._kept: dict[str, Any] = {}
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """The state that was kept last."""
+        return self._kept
 
     def keep(self) -> None:
         """Keep the state of this boundary: within the step members may come to need it."""

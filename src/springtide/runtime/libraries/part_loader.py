@@ -53,16 +53,27 @@ class PartLoader:
 
     def __iter__(self) -> Iterator[Any]:
         epoch, position = self.where()
-        self._walk(epoch)
-        while position < len(self._batches):
+        num_batches = self.walk(epoch)
+        while position < num_batches:
             num_passes, num_left = self.plan()
-            step = self._batches[position : position + num_passes]
-            self._loop.begin(step, self._pass_size, epoch, num_left)
-            self._began_at = position
-            for _ in step:
-                self.number = position - self._began_at
+            for number in range(self.begin(position, num_passes, num_left)):
+                self.number = number
                 position += 1
-                yield self.read(self.number)
+                yield self.read(number)
+
+    def begin(self, position: int, num_passes: int, num_left: int | None) -> int:
+        """Begin a step on the batches of the epoch from `position` on; returns how many of `num_passes` there are.
+
+        `num_left` counts the steps to the end, this one too; None: not known.
+        """
+        step = self._batches[position : position + num_passes]
+        self._began_at = position
+        self._loop.begin(step, self._pass_size, self._epoch, num_left)
+        return len(step)
+
+    def read_first(self) -> Any:
+        """This worker's part of the first batch of the epoch, outside of a step."""
+        return self._reader.fetch(next(self._ahead(0)), lambda: self._ahead(0))
 
     def read(self, number: int) -> Any:
         """This worker's part of a batch of the present step, counted from 0."""
@@ -76,10 +87,10 @@ class PartLoader:
         for ids in self._batches[position:]:
             yield PartIds(self._epoch, self._loop.part_of(ids, self._pass_size))
 
-    def _walk(self, epoch: int) -> None:
-        """Take up the order of an epoch."""
+    def walk(self, epoch: int) -> int:
+        """Take up the order of an epoch; returns how many batches it has."""
         if epoch == self._epoch:
-            return
+            return len(self._batches)
         with kept_random_state():
             seed_everything(self._loop.seed, epoch)
             generator = getattr(self.sampler, "generator", None)
@@ -88,6 +99,7 @@ class PartLoader:
             self._batches = [_whole_numbers(ids) for ids in self.batch_sampler or ()]
         self._pass_size = max((len(ids) for ids in self._batches), default=1)
         self._epoch = epoch
+        return len(self._batches)
 
 
 def _check(loader: Any) -> None:

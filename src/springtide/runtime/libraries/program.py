@@ -6,14 +6,20 @@ import os
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from springtide.core.workload import Entrypoint, Library
 from springtide.runtime.elastic.trainer import Trainer
+from springtide.runtime.libraries.import_hook import ModulePatch
 from springtide.runtime.libraries.loop import LOOP, LibraryLoop
 from springtide.runtime.script import run_file
 
 _CALLS: Mapping[Library, str] = MappingProxyType(
-    {"lightning": "Lightning's Trainer.fit()", "transformers": "train() of a Trainer of transformers"}
+    {
+        "lightning": "Lightning's Trainer.fit()",
+        "transformers": "train() of a Trainer of transformers",
+        "accelerate": "a loop over a DataLoader that accelerator.prepare() has returned",
+    }
 )
 # What tells libraries that other processes train with them.
 _WORLD = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -27,10 +33,7 @@ def run_program(trainer: Trainer, entrypoint: Entrypoint) -> None:
     LOOP.loop = loop = LibraryLoop(trainer)
     for name in _WORLD:
         os.environ.pop(name, None)
-    if entrypoint.library == "transformers":
-        from springtide.runtime.libraries.transformers import TrainerFinder
-
-        sys.meta_path.insert(0, TrainerFinder())
+    _install(entrypoint.library, loop)
     try:
         code = run_file(entrypoint)
     except Exception:
@@ -47,4 +50,22 @@ def run_program(trainer: Trainer, entrypoint: Entrypoint) -> None:
             f"the script ended without {_CALLS[entrypoint.library]}, so that nothing was trained in place; give the "
             "job one number of workers, as --workers 1, to run it as it is"
         )
+    if entrypoint.library == "accelerate":
+        # Its own code decides when it ends.
+        loop.agree_on_end()
     loop.end()
+
+
+def _install(library: Library, loop: LibraryLoop) -> None:
+    """Have the library's loop run by `loop` once the program imports it; Lightning asks for it by itself."""
+    if library == "transformers":
+        from springtide.runtime.libraries.transformers import patch_trainer
+
+        sys.meta_path.insert(0, ModulePatch("transformers.trainer", patch_trainer))
+    elif library == "accelerate":
+        from springtide.runtime.libraries.accelerate import patch_accelerator
+
+        def patch(module: Any) -> None:
+            patch_accelerator(module, loop)
+
+        sys.meta_path.insert(0, ModulePatch("accelerate.accelerator", patch))

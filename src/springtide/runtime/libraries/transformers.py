@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
-import sys
+import importlib
 import time
 from collections.abc import Callable
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,34 +19,14 @@ from springtide.runtime.libraries.loop import LOOP, Exchanged, LibraryLoop, Libr
 from springtide.runtime.libraries.part_loader import PartLoader
 from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
 
-_MODULE = "transformers.trainer"
 _FIXED = "give the job one number of workers, as --workers 1"
 # Stands for the checkpoint's folder where the state came from another worker or from the platform's checkpoint.
 _TAKEN = "<springtide>"
 _BEST_MODEL_WAIT_S = 120.0
 
 
-class TrainerFinder(MetaPathFinder):
-    """Patches the Trainer's module when it is imported."""
-
-    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The module's own spec, with a loader that patches what it has loaded; None for all other modules."""
-        if name != _MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                load(module)
-                _patch(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def _patch(module: Any) -> None:
+def patch_trainer(module: Any) -> None:
+    """Have the Trainer of `transformers.trainer` run its loop by this process's LOOP."""
     run, skip = module.Trainer._inner_training_loop, module.skip_first_batches
 
     @functools.wraps(run)

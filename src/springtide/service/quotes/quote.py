@@ -50,7 +50,10 @@ class LiveQuotes:
             view = self._platform.view()
             known = experience_of(view, request, family_of(request), self._platform.source_store.holds)
             snapshot = self._platform.snapshot()
-            entrypoint = Entrypoint(source_path="", object_name=request.source.object_name, kind=request.source.kind)
+            source = request.source
+            entrypoint = Entrypoint(
+                source_path="", object_name=source.object_name, kind=source.kind, library=source.library
+            )
             job_id = WorkloadId(f"{request.name}-asked")
 
             def on_cluster() -> Quote:

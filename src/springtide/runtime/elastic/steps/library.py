@@ -93,8 +93,8 @@ class LibrarySteps:
         if summed.flags.weight != self._mark * self._group.world_size:
             raise InvalidRequest(
                 "workers have other samples in the same step: the program's sampler does not give the same order on "
-                "every worker; have it draw from torch's generator, as shuffle=True does, or give the job one worker: "
-                "--workers 1"
+                "every worker (have it draw from torch's generator, as shuffle=True does), or one of them has left its "
+                "loop by something that only it knows; or give the job one worker: --workers 1"
             )
         self._reducer.attach(summed.has_gradient)
         agreed = replace(summed.flags, weight=0.0)

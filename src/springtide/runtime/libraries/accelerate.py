@@ -1,0 +1,391 @@
+"""Programs with a loop of their own over what Accelerate has prepared: patched when its module is imported.
+
+Tested with accelerate 1.15. Accelerate believes that it is the only process. A worker that joins runs the program from
+its top: in epochs that are over each loader gives one batch, of which nothing is learned, printed or saved.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from springtide.core.errors import InvalidRequest
+from springtide.runtime.libraries.epoch_range import num_rounds
+from springtide.runtime.libraries.loop import Exchanged, LibraryLoop, LibraryState
+from springtide.runtime.libraries.loop_state import LoopState
+from springtide.runtime.libraries.loop_variables import LoopVariables, program_frames
+from springtide.runtime.libraries.part_loader import PartLoader
+from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
+
+_FIXED = "give the job one number of workers, as --workers 1"
+# Under which a prepared loader has the Accelerator that prepared it.
+_OWNER = "_springtide_accelerator"
+
+
+def patch_accelerator(module: Any, loop: LibraryLoop) -> None:
+    """Have training loops over what the Accelerator of `accelerate.accelerator` prepares run by `loop`."""
+    fit = AccelerateFit(loop)
+    loaders = importlib.import_module("accelerate.data_loader")
+    wrapped: list[tuple[type, str, Callable[..., Any]]] = [
+        (module.Accelerator, "prepare_data_loader", fit.prepare_loader),
+        (module.Accelerator, "backward", fit.backward),
+        (module.Accelerator, "log", fit.log),
+        (module.Accelerator, "init_trackers", fit.init_trackers),
+        (module.Accelerator, "save_state", fit.save_state),
+        (module.Accelerator, "save_model", fit.save_model),
+        (module.Accelerator, "load_state", fit.load_state),
+        (module.AcceleratedOptimizer, "step", fit.update),
+        (loaders.DataLoaderShard, "__iter__", fit.iterate),
+        (loaders.DataLoaderDispatcher, "__iter__", fit.iterate),
+    ]
+    for owner, name, method in wrapped:
+        setattr(owner, name, _around(getattr(owner, name), method))
+
+
+def _around(before: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(before)
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        return method(functools.partial(before, self), self, *arguments, **keywords)
+
+    return call
+
+
+class AccelerateFit:
+    """The one training loop of a program that uses Accelerate, in an elastic job."""
+
+    def __init__(self, loop: LibraryLoop) -> None:
+        self._loop = loop
+        self._accelerator: Any = None
+        # The training loader: Accelerate's, and that which reads the parts of its batches.
+        self._shard: Any = None
+        self._loader: PartLoader | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._state: LoopState | None = None
+        self._kept = LibraryState(loop, dict, lambda state: None)
+        # The iterations over the training loader that began, and those that the program makes, if that is known.
+        self._num_iterations = 0
+        self._num_rounds: int | None = None
+        # The place in its epoch of the batch that the program has, and whether it has one.
+        self._position = 0
+        self._is_in_pass = False
+        # Of the present pass: whether its loss has gone backward. Of the step: whether the optimizer's step was called,
+        # and whether the step is to be done again.
+        self._is_backward = False
+        self._is_updated = False
+        self._is_again = False
+        # The program's output, while what it prints is left out.
+        self._output: Any = None
+
+    @property
+    def _is_void(self) -> bool:
+        """Whether the program is where others are already, or were before a restart."""
+        return self._state is not None and self._state.loaded is not None
+
+    # --- before the first step --------------------------------------------------------------------------------------
+
+    def prepare_loader(self, prepare: Callable[..., Any], accelerator: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Prepare a loader, and note by which Accelerator."""
+        loader = prepare(*arguments, **keywords)
+        setattr(loader, _OWNER, accelerator)
+        for frame in program_frames():
+            # The program counts the batches of an epoch under way from where it goes on, not from 0.
+            frame.f_globals.setdefault("enumerate", self._enumerate)
+        return loader
+
+    def _enumerate(self, iterable: Any, start: int = 0) -> Iterator[tuple[int, Any]]:
+        # A progress bar has what it goes through under this name.
+        if self._trains_on(getattr(iterable, "iterable", iterable)):
+            return ((start + self._position, batch) for batch in iterable)
+        return enumerate(iterable, start)
+
+    def _trains_on(self, loader: Any) -> bool:
+        """Whether it is the loader to train on: the first prepared one that is read when the model is to be trained."""
+        if self._shard is not None:
+            return loader is self._shard
+        accelerator = getattr(loader, _OWNER, None)
+        if accelerator is None or not torch.is_grad_enabled():
+            return False
+        return any(model.training for model in accelerator._models)
+
+    def _attach(self, shard: Any) -> None:
+        accelerator = getattr(shard, _OWNER)
+        model, optimizer = _checked(accelerator)
+        if type(shard).__name__ != "DataLoaderShard":
+            raise InvalidRequest(
+                "one process reads the training data for all (dispatch_batches=True, or an IterableDataset), and the "
+                f"platform divides the batches; give the DataLoader a dataset with __len__ and __getitem__, or {_FIXED}"
+            )
+        self._accelerator, self._shard, self._optimizer = accelerator, shard, optimizer
+        self._loader = PartLoader(shard.base_dataloader, self._loop, accelerator.device)
+        self._num_rounds = num_rounds(program_frames())
+        self._state = LoopState(accelerator, optimizer, _schedulers(accelerator, optimizer), LoopVariables())
+        self._kept = LibraryState(self._loop, self._state.read, self._state.take)
+        self._loop.on_group = self._show_rank
+        self._loop.attach(model, optimizer, self._kept)
+
+    def _show_rank(self) -> None:
+        """Have Accelerate's checks for the main process follow the group's leader. Where all is over, none is it."""
+        is_void = self._is_void
+        shared = importlib.import_module("accelerate.state").PartialState._shared_state
+        shared["process_index"] = shared["local_process_index"] = max(self._loop.rank, int(is_void))
+        if is_void and self._output is None:
+            self._output, sys.stdout = sys.stdout, open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        elif not is_void and self._output is not None:
+            sys.stdout.close()
+            sys.stdout, self._output = self._output, None
+
+    # --- loaders ----------------------------------------------------------------------------------------------------
+
+    def iterate(self, iterate: Callable[[], Iterator[Any]], shard: Any) -> Iterator[Any]:
+        """Go through a prepared loader; of the one to train on, through this worker's parts of its batches."""
+        if self._trains_on(shard):
+            return self._train(shard)
+        return self._first(iterate, shard) if self._is_void else iterate()
+
+    def _first(self, iterate: Callable[[], Iterator[Any]], shard: Any) -> Iterator[Any]:
+        yield from itertools.islice(iterate(), 1)
+        shard.end()
+
+    def _train(self, shard: Any) -> Iterator[Any]:
+        if self._loader is None:
+            self._attach(shard)
+        assert self._loader is not None
+        assert self._state is not None
+        epoch, position = self._num_iterations, 0
+        self._num_iterations += 1
+        shard.begin()
+        shard.set_epoch(epoch)
+        num_batches = self._loader.walk(epoch)
+        loaded = self._state.loaded
+        if loaded is not None:
+            if epoch < loaded["epoch"] or loaded["position"] >= num_batches:
+                yield from self._void_pass()
+            position = loaded["position"] if epoch == loaded["epoch"] else num_batches
+            if epoch == loaded["epoch"]:
+                self._state.set_loaded()
+                self._show_rank()
+        while position < num_batches:
+            self._begin(epoch, position, num_batches)
+            num_passes = self._state.position - position
+            while True:
+                yield from self._passes(position, num_passes, num_batches)
+                if not self._is_again:
+                    break
+                # What the program did with the batches that it gets again is taken back.
+                self._state.set(self._kept.kept)
+            position += num_passes
+        shard.iteration = epoch + 1
+        shard.end()
+
+    def _void_pass(self) -> Iterator[Any]:
+        assert self._loader is not None
+        self._shard.end_of_dataloader = False
+        self._position = 0
+        yield from self._pass(self._loader.read_first())
+        self._accelerator.gradient_state._set_sync_gradients(True)
+
+    def _pass(self, batch: Any) -> Iterator[Any]:
+        shard = self._shard
+        if shard.device is not None:
+            send = importlib.import_module("accelerate.utils").send_to_device
+            batch = send(batch, shard.device, non_blocking=shard._non_blocking)
+        self._is_in_pass, self._is_backward = True, False
+        try:
+            yield batch
+        finally:
+            self._is_in_pass = False
+
+    # --- a step -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, epoch: int, position: int, num_batches: int) -> None:
+        assert self._loader is not None
+        assert self._state is not None
+        accumulated, num_left = self._accelerator.gradient_accumulation_steps, None
+        if self._num_rounds is not None:
+            in_epoch = -(-num_batches // accumulated)
+            done = epoch * in_epoch + position // accumulated
+            num_left = max(1, _length(self._num_rounds, in_epoch, self._accelerator._schedulers) - done)
+        self._state.epoch, self._state.position = epoch, position
+        num_passes = self._loader.begin(position, accumulated, num_left)
+        self._state.position = position + num_passes
+
+    def _passes(self, position: int, num_passes: int, num_batches: int) -> Iterator[Any]:
+        """The batches of the present step."""
+        assert self._loader is not None
+        accelerator = self._accelerator
+        # Its windows of accumulation begin where a step does, also after batches that do not count.
+        accelerator.step = position
+        accelerator.gradient_state._set_sync_gradients(True)
+        self._is_updated, self._is_again = False, False
+        for number in range(num_passes):
+            self._loader.number, self._position = number, position + number
+            self._shard.end_of_dataloader = self._position == num_batches - 1
+            try:
+                yield from self._pass(self._loader.read(number))
+            except GeneratorExit:
+                # The program leaves its loop without using this batch.
+                if not number and not self._is_backward:
+                    self._loop.drop()
+                raise
+            if not self._is_backward:
+                raise InvalidRequest(
+                    "the program used a batch of its training loader without accelerator.backward(loss), as with "
+                    "loss.backward() or `continue`, so that workers cannot add up their gradients; call it for every "
+                    f"batch, or {_FIXED}"
+                )
+        if not (self._is_updated or self._is_again):
+            raise InvalidRequest(
+                "the optimizer's step() was not called after the last backward pass of its step; to add up gradients "
+                "over several batches use Accelerator(gradient_accumulation_steps=N) and "
+                f"accelerator.accumulate(model), or {_FIXED}"
+            )
+
+    def backward(self, backward: Callable[..., Any], accelerator: Any, loss: torch.Tensor, **keywords: Any) -> None:
+        """Run backward for this worker's part of a batch; in the last pass of a step, exchange."""
+        sync = accelerator.gradient_state
+        if not self._is_in_pass or accelerator is not self._accelerator:
+            raise InvalidRequest(
+                "accelerator.backward() got a loss that is not of a batch of the training loader; pass the one "
+                "DataLoader that the program trains on, its model and its optimizer through accelerator.prepare(), "
+                f"call model.train() before the loop, or {_FIXED}"
+            )
+        if self._is_backward:
+            raise InvalidRequest(f"the program has two backward passes for one batch; add up the losses, or {_FIXED}")
+        self._is_backward = True
+        if self._is_void:
+            sync._set_sync_gradients(False)
+            return
+        assert self._loader is not None
+        number = self._loader.number
+        if self._loop.is_last(number) != sync.sync_gradients:
+            raise InvalidRequest(
+                "the program accumulates gradients in its own way; use `with accelerator.accumulate(model):` around "
+                f"each batch, or {_FIXED}"
+            )
+        self._loop.weigh(number, loss, loss.detach() * self._loop.part_of_step(number))
+        backward(loss, **keywords)
+        if self._loop.is_last(number) and self._loop.exchange() is Exchanged.AGAIN:
+            self._is_again = True
+            # As in a pass before the last: the optimizer's step and the scheduler's change nothing.
+            sync._set_sync_gradients(False)
+
+    def update(self, step: Callable[..., Any], optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
+        """The optimizer's step."""
+        if optimizer.optimizer is self._optimizer and optimizer.gradient_state.sync_gradients:
+            self._is_updated = True
+        return step(*arguments, **keywords)
+
+    # --- what only one process does ---------------------------------------------------------------------------------
+
+    def log(
+        self, log: Callable[..., Any], accelerator: Any, values: dict[str, Any], *more: Any, **keywords: Any
+    ) -> Any:
+        """Log values to the program's trackers, and as metrics of the job."""
+        found = {}
+        for name, value in values.items():
+            is_number = isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+            if is_number and len(str(name)) <= MAX_NAME_CHARS:
+                found[str(name)] = float(value)
+        if not self._is_void:
+            self._loop.metrics.update(dict(list(found.items())[:MAX_METRICS]))
+        return log(values, *more, **keywords)
+
+    def init_trackers(self, begin: Callable[..., Any], accelerator: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Begin the trackers on every worker, because each may come to lead; only the leader logs."""
+        shared = importlib.import_module("accelerate.state").PartialState._shared_state
+        index, shared["process_index"] = shared["process_index"], 0
+        try:
+            return begin(*arguments, **keywords)
+        finally:
+            shared["process_index"] = index
+
+    def save_state(
+        self, save: Callable[..., Any], accelerator: Any, output_dir: Any = None, *arguments: Any, **keywords: Any
+    ) -> Any:
+        """Save on the leader; others count it."""
+        if accelerator.is_main_process:
+            return save(output_dir, *arguments, **keywords)
+        accelerator.project_configuration.iteration += 1
+        return output_dir
+
+    def save_model(self, save: Callable[..., Any], accelerator: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Save on the leader."""
+        return save(*arguments, **keywords) if accelerator.is_main_process else None
+
+    def load_state(self, load: Callable[..., Any], accelerator: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Load a saved state, unless that is over already."""
+        return None if self._is_void else load(*arguments, **keywords)
+
+
+def _checked(accelerator: Any) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """The model and the optimizer of torch that train it. Raises InvalidRequest for what cannot move or be divided."""
+    if accelerator.num_processes > 1 or accelerator.distributed_type.value != "NO":
+        raise InvalidRequest(
+            "the Accelerator uses DeepSpeed, FSDP or several devices, and the platform divides the work itself; leave "
+            f"them out, or {_FIXED}"
+        )
+    if accelerator.scaler is not None or accelerator.mixed_precision == "fp8":
+        raise InvalidRequest(
+            f"mixed_precision={accelerator.mixed_precision!r} scales what cannot move; use 'bf16', or {_FIXED}"
+        )
+    state = accelerator.gradient_state
+    if accelerator.gradient_accumulation_steps > 1 and not state.sync_with_dataloader:
+        raise InvalidRequest(
+            f"sync_with_dataloader=False has steps that go across the end of an epoch; leave it out, or {_FIXED}"
+        )
+    if len(accelerator._optimizers) != 1:
+        raise InvalidRequest(
+            f"the program has prepared {len(accelerator._optimizers)} optimizers, and a loop that is resized in place "
+            f"has one, passed through accelerator.prepare(); {_FIXED}"
+        )
+    optimizer = accelerator._optimizers[0].optimizer
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for model in accelerator._models:
+        if trained <= {id(parameter) for parameter in model.parameters()}:
+            return model, optimizer
+    raise InvalidRequest(
+        "the parameters of the optimizer are not those of one model that was passed through accelerator.prepare(); "
+        f"pass one module that has them all, or {_FIXED}"
+    )
+
+
+def _length(num_rounds: int, in_epoch: int, schedulers: list[Any]) -> int:
+    """The steps of a loop of so many epochs. It may end within the last one, which schedules of transformers know."""
+    length = num_rounds * in_epoch
+    for one in schedulers:
+        for rule in getattr(one.scheduler, "lr_lambdas", ()):
+            told = getattr(rule, "keywords", {}).get("num_training_steps")
+            if isinstance(told, int) and length - in_epoch < told < length:
+                length = told
+    return length
+
+
+def _schedulers(accelerator: Any, optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The optimizer's schedulers, prepared or not. Raises InvalidRequest if their order is not known."""
+    prepared = [scheduler.scheduler for scheduler in accelerator._schedulers]
+    wrapper = accelerator._optimizers[0]
+    others = [
+        thing
+        for thing in gc.get_objects()
+        # By its type: some objects compute what they say is their class.
+        if issubclass(type(thing), LRScheduler)
+        and getattr(thing, "optimizer", None) in (optimizer, wrapper)
+        and not any(thing is one for one in prepared)
+    ]
+    inner = [part for one in [*prepared, *others] for part in getattr(one, "_schedulers", ())]
+    outer = [one for one in others if not any(one is part for part in inner)]
+    if len(outer) > 1:
+        raise InvalidRequest(
+            "several schedulers of the optimizer were not passed through accelerator.prepare(); pass all of them, or "
+            f"{_FIXED}"
+        )
+    return [*prepared, *outer]

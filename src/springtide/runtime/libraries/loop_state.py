@@ -1,0 +1,74 @@
+"""What a loop of Accelerate knows beside weights and optimizer, and what moves to a worker that joins."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from springtide.runtime.libraries.loop_variables import LoopVariables
+
+
+class LoopState:
+    """The place of the next step, schedulers, registered objects, and the plain variables around the loop."""
+
+    def __init__(
+        self,
+        accelerator: Any,
+        optimizer: torch.optim.Optimizer,
+        schedulers: Sequence[Any],
+        variables: LoopVariables,
+    ) -> None:
+        """`schedulers` are those of torch, the same on all workers."""
+        self._accelerator = accelerator
+        self._optimizer = optimizer
+        self._schedulers = schedulers
+        self._variables = variables
+        # Where the next step begins: the number of the epoch, and of the batch in it.
+        self.epoch = 0
+        self.position = 0
+        # A state that came before the loop was where it is to go on.
+        self.loaded: dict[str, Any] | None = None
+
+    def read(self) -> dict[str, Any]:
+        """Copies of all that is known now."""
+        if self.loaded is not None:
+            # It was handed on before the loop came to where it goes on.
+            return self.loaded
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "num_saved": self._accelerator.project_configuration.iteration,
+            "schedulers": [copy.deepcopy(scheduler.state_dict()) for scheduler in self._schedulers],
+            "objects": [copy.deepcopy(thing.state_dict()) for thing in self._accelerator._custom_objects],
+            "groups": [
+                {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+                for group in self._optimizer.param_groups
+            ],
+            "variables": self._variables.read(),
+        }
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Keep a state until `set_loaded`."""
+        self.loaded = state
+
+    def set_loaded(self) -> None:
+        """Be as the state that was taken."""
+        state, self.loaded = self.loaded, None
+        if state is not None:
+            self.set(state)
+
+    def set(self, state: dict[str, Any]) -> None:
+        """Be as a state of this loop or of another worker's; weights and the optimizer's moments are not in it."""
+        # Copies, because what takes a state may keep parts of it.
+        state = copy.deepcopy(state)
+        self._accelerator.project_configuration.iteration = state["num_saved"]
+        for scheduler, found in zip(self._schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(found)
+        for thing, found in zip(self._accelerator._custom_objects, state["objects"], strict=True):
+            thing.load_state_dict(found)
+        for group, values in zip(self._optimizer.param_groups, state["groups"], strict=True):
+            group.update(values)
+        self._variables.write(state["variables"])
