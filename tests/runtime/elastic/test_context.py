@@ -208,3 +208,18 @@ def test_turns_need_one_pass_over_a_batch(train, fields):
 
     with pytest.raises(InvalidRequest, match="take turns on one pass over a batch"):
         train(fit, **fields)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_loop_sees_the_end_of_each_epoch(train, exact):
+    found = []
+
+    def fit(ctx):
+        model, _, counts = ctx.prepare(torch.nn.Linear(4, 1), sgd, {"epochs": 0})
+        for batch in ctx.batches(X[:50]):
+            if ctx.step(loss_of(model, batch)) and batch.is_last:
+                counts["epochs"] += 1
+                found.append((ctx.step_number, batch.epoch, counts["epochs"]))
+
+    train(fit, exact=exact)
+    assert found == [(4, 0, 1)]

@@ -283,7 +283,7 @@ class ElasticContext:
                 part = _part_ids(task)
                 data = source.fetch(part, lambda shard=shard: map(_part_ids, trainer.parts_ahead(shard)))  # type: ignore[misc]
                 self._num_yielded += 1
-                yield self._made(data, part, batch.step, shard)
+                yield self._made(data, part, batch.step, shard, is_last=batch.is_last)
         finally:
             trainer.leave_loop()
             source.close()
@@ -292,11 +292,19 @@ class ElasticContext:
     def _source_place(self) -> SourcePlace:
         return SourcePlace(self._trainer.seed, self._device, _state_dir_of(self._work_dir), self._store_url)
 
-    def _made(self, data: Any, part: PartIds, step: int, shard: int) -> Batch:
+    def _made(self, data: Any, part: PartIds, step: int, shard: int, *, is_last: bool = False) -> Batch:
         data = to_device(data, self._device)
         x, y = x_and_y(data)
         return Batch(
-            x=x, y=y, ids=part.ids, epoch=part.epoch, step=step, shard=shard, fields=fields_of(data), data=data
+            x=x,
+            y=y,
+            ids=part.ids,
+            epoch=part.epoch,
+            step=step,
+            shard=shard,
+            fields=fields_of(data),
+            data=data,
+            is_last=is_last,
         )
 
     def step(
