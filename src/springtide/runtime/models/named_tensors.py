@@ -135,8 +135,8 @@ class TrainingState:
                 sys.stderr.write(
                     f"springtide: this worker's code has set {key}={own:.6g} in the optimizer, and that of the worker "
                     f"with rank 0 {number:.6g}, which counts; after a resize or a death this one's may count. Set it, "
-                    "and step schedulers, by what is the same on every worker: ctx.step_number, batch.is_last, ctx.loss, "
-                    "what ctx.evaluate returns, and objects and dicts handed to ctx.prepare\n"
+                    "and step schedulers, by what is the same on every worker: ctx.step_number, batch.is_last, "
+                    "ctx.loss, what ctx.evaluate returns, and objects and dicts handed to ctx.prepare\n"
                 )
                 return
 

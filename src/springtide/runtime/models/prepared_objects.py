@@ -37,9 +37,7 @@ class PreparedObjects:
     def pack(self) -> tuple[dict[str, Packed], dict[str, torch.Tensor]]:
         """The state of all objects: plain values by object, and tensors, which are not copied."""
         tensors: dict[str, torch.Tensor] = {}
-        return {
-            name: pack(_state_of(item), f"object.{name}", tensors) for name, item in self._objects.items()
-        }, tensors
+        return {name: pack(_state_of(item), f"object.{name}", tensors) for name, item in self._objects.items()}, tensors
 
     def unpack(self, packed: Mapping[str, Packed]) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
         """The tensors of a packed state, to be filled by the caller, and what then hands the objects their state.
