@@ -250,7 +250,7 @@ def test_a_scheduler_that_was_not_prepared_is_told_of_once(make_plane):
     assert plane.logs().count("a scheduler that was not prepared") == 1
 
 
-# What many loops do: something at the end of an epoch, and a count of the epochs without a better value. #end says how the loop finds the end.
+# What many loops do: something at the end of an epoch, and a count of epochs. #end says how the loop finds the end.
 BY_EPOCH = """
 import os, time
 import torch
