@@ -323,3 +323,31 @@ def test_rates_that_one_worker_sets_alone_are_told_of_once(make_plane):
     plane.grow("b")
     plane.wait_finished()
     assert plane.logs().count(TOLD) == 1
+
+
+BREAKS = """
+import os, time
+import torch
+
+def fit(ctx):
+    model, _ = ctx.prepare(torch.nn.Linear(4, 1), lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    num_here = 0
+    for batch in ctx.batches(torch.ones(64, 4)):
+        time.sleep(0.02)
+        ctx.step(model(batch.x).mean())
+        num_here += 1
+        if num_here == 12:
+            break
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_that_one_worker_leaves_ends_on_all(make_plane):
+    plane = make_plane(BREAKS, exact=False, num_epochs=100)
+    plane.start_group("a")
+    plane.wait_step(4)
+    plane.grow("b")
+    # The first has counted more steps, and leaves alone.
+    plane.wait_finished()
+    assert len(plane.steps()) == 12
+    assert plane.logs().count("the training function has returned on another worker after step 12") == 1

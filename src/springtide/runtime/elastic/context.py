@@ -163,6 +163,8 @@ class ElasticContext:
         self._kept: weakref.WeakKeyDictionary[Any, BatchSource] = weakref.WeakKeyDictionary()
         self._prepared: Prepared | None = None
         self._is_checked = False
+        # Whether a loop over batches has come to the job's last step.
+        self._is_over = False
         self._num_yielded = 0
         self._num_stepped = 0
         # Whether a backward pass waits for its update, and the place of the optimizer that makes it.
@@ -259,6 +261,13 @@ class ElasticContext:
             raise InvalidRequest(
                 "ctx.batches() needs a model first; call ctx.prepare(model, optimizer) before the loop"
             )
+        if self._is_over:
+            self._artifacts.write("model.safetensors")
+            raise InvalidRequest(
+                "ctx.batches() was called again after the job's last step. One call goes through all epochs: leave out "
+                "the loop over epochs around it, and do what belongs to the end of an epoch where batch.is_last is "
+                "True after ctx.step(). The weights are saved as they are now"
+            )
         source = open_source(
             dataset,
             self._source_place,
@@ -278,6 +287,7 @@ class ElasticContext:
                     )
                 task = trainer.next_shard()
                 if task is None:
+                    self._is_over = True
                     return
                 batch, shard, _ = task
                 part = _part_ids(task)
