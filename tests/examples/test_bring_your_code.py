@@ -70,7 +70,7 @@ def test_the_program_as_it_was(folder, name, last_epoch):
 def test_the_program_as_it_became(terminal, folder, name, epochs, num_steps, most_loss):
     path = folder / f"{name}_elastic.py"
     # Longer than on the page, so that there is time for a resize.
-    path.write_text(path.read_text().replace("3 * 23", f"{epochs} * 23"))
+    path.write_text(path.read_text().replace("3 * 23", f"{epochs} * 23").replace('["bad"] == 2', '["bad"] == 99'))
     job_id = terminal.ask("run", str(path), "--epochs", str(epochs), "--detach")["job_id"]
     status = _shrunk_to_its_end(terminal, job_id)
     assert (status["step"], status["total_steps"]) == (num_steps, num_steps)

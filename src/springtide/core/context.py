@@ -20,7 +20,7 @@ class Batch:
     `shard` is the part's number: the worker's rank, or the number of the virtual shard. `data` is the stacked samples
     as the dataset's collate function returned them. `x` and `y` are its entries of these names, or its first two parts
     (`y` is None for a dataset of single values); `fields` is all of its parts, as a dict or a tuple. `ids` are the
-    dataset indices, in order.
+    dataset indices, in order. `is_last` says that no batch of its epoch comes after it.
 
     A batch reads like its data: `batch["labels"]`, `model(**batch)`, `images, labels = batch`.
     """
@@ -33,6 +33,7 @@ class Batch:
     shard: int
     fields: Any = None
     data: Any = None
+    is_last: bool = False
 
     def __getitem__(self, key: Any) -> Any:
         """One part of the data, by its name or its number. Raises KeyError, IndexError, TypeError as the data does."""

@@ -16,6 +16,7 @@ from springtide.runtime.data.shards import (
     SampleSchedule,
     StreamSchedule,
     permutation,
+    rank_bounds,
     seed_everything,
     shard_bounds,
     shards_of_rank,
@@ -44,6 +45,27 @@ def test_no_shard_of_a_short_batch_is_smaller_than_those_of_a_full_one(batch_siz
     ]
     assert sum(sizes) == num_samples
     assert all(size == 0 or size >= min(num_samples, batch_size // num_shards) for size in sizes)
+
+
+@given(st.integers(1, 64), st.integers(1, 9), st.data())
+def test_a_short_batch_is_divided_between_all_ranks_that_can_have_two_samples(batch_size, world_size, data):
+    num_samples = data.draw(st.integers(1, batch_size))
+    parts = [rank_bounds(num_samples, rank, world_size, batch_size) for rank in range(world_size)]
+    assert [i for low, high in parts for i in range(low, high)] == list(range(num_samples))
+    sizes = [high - low for low, high in parts]
+    assert sizes[0], "the first rank always has a part"
+    if num_samples >= 2 * world_size:
+        assert max(sizes) - min(sizes) <= 1
+    elif batch_size >= 2 * world_size:
+        assert all(size != 1 for size in sizes) or num_samples == 1
+
+
+def test_the_last_batch_of_an_epoch_knows_it():
+    schedule = SampleSchedule(num_samples=10, global_batch_size=4, num_epochs=2, seed=0)
+    assert [schedule.batch(step).is_last for step in range(6)] == [False, False, True] * 2
+    assert not schedule.batch_at(1, 4, 5).is_last
+    assert schedule.batch_at(1, 4, 6).is_last
+    assert schedule.batch_at(1, 4, 100).is_last
 
 
 @given(st.sampled_from([4, 8, 16]), st.data())

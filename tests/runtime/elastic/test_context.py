@@ -262,3 +262,50 @@ def test_an_epoch_is_one_complete_pass(train):
         train(fit(partly), num_epochs=2, exact=False)
     with pytest.raises(InvalidRequest, match="needs a model first"):
         train(lambda ctx: next(iter(ctx.epochs())))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_loop_sees_the_end_of_each_epoch(train, exact):
+    found = []
+
+    def fit(ctx):
+        model, _, counts = ctx.prepare(torch.nn.Linear(4, 1), sgd, {"epochs": 0})
+        for batch in ctx.batches(X[:50]):
+            if ctx.step(loss_of(model, batch)) and batch.is_last:
+                counts["epochs"] += 1
+                found.append((ctx.step_number, batch.epoch, counts["epochs"]))
+
+    train(fit, exact=exact)
+    assert found == [(4, 0, 1)]
+
+
+def test_a_loop_over_epochs_around_the_batches_is_refused_and_loses_nothing(train, tmp_path):
+    seen = []
+
+    def fit(ctx):
+        model, _ = ctx.prepare(torch.nn.Linear(4, 1), sgd)
+        for epoch in range(2):
+            seen.append(epoch)
+            for batch in ctx.batches(X):
+                ctx.step(loss_of(model, batch))
+
+    with pytest.raises(InvalidRequest, match="One call goes through all epochs"):
+        train(fit)
+    assert seen == [0, 1]
+    assert list(tmp_path.rglob("model.safetensors"))
+
+
+def test_a_second_loop_goes_on_where_the_first_was_left(train):
+    seen = []
+
+    def fit(ctx):
+        model, _ = ctx.prepare(torch.nn.Linear(4, 1), sgd)
+        for _ in range(2):
+            for batch in ctx.batches(X):
+                ctx.step(loss_of(model, batch))
+                seen.append(ctx.step_number)
+                if ctx.step_number == 2:
+                    break
+
+    train(fit, exact=False)
+    assert seen == [1, 2, 3, 4]

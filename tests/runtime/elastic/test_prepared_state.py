@@ -248,3 +248,106 @@ def test_a_scheduler_that_was_not_prepared_is_told_of_once(make_plane):
     plane.start_group("a")
     plane.wait_finished()
     assert plane.logs().count("a scheduler that was not prepared") == 1
+
+
+# What many loops do: something at the end of an epoch, and a count of epochs. #end says how the loop finds the end.
+BY_EPOCH = """
+import os, time
+import torch
+
+def fit(ctx):
+    x = torch.randn(203, 4, generator=torch.Generator().manual_seed(1))
+    model, optimizer, scheduler, seen = ctx.prepare(
+        torch.nn.Linear(4, 1),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [4, 7], 0.5),
+        {"best": 1e9, "bad": 0},
+    )
+    file = open(os.path.join(os.path.dirname(__file__), f"lines-{os.getpid()}"), "a", buffering=1)
+    epoch = 0
+    for batch in ctx.batches(x):
+        time.sleep(float(os.environ["STEP_S"]))
+        #before
+        if ctx.step((model(batch.x) - x.sum()).square().mean()):
+            file.write(f"{ctx.step_number}|{optimizer.param_groups[0]['lr']} {seen['bad']}\\n")
+            #end
+"""
+BY_LAST = BY_EPOCH.replace(
+    "#end",
+    """if batch.is_last:
+                scheduler.step()
+                is_better = ctx.step_number % 3 == 0
+                seen["bad"] = 0 if is_better else seen["bad"] + 1""",
+)
+BY_OWN_COUNT = BY_EPOCH.replace(
+    "#before",
+    """if batch.epoch > epoch:
+            epoch = batch.epoch
+            scheduler.step()""",
+)
+TOLD = "set lr=0.05 in the optimizer, and that of the worker with rank 0 0.1"
+
+
+@pytest.mark.slow
+def test_what_a_loop_does_at_the_end_of_an_epoch_is_done_alike(make_plane):
+    options = {"exact": False, "num_epochs": 9, "checkpoint_interval_s": 0.1}
+    expected = undisturbed_by_epoch(make_plane, BY_LAST, **options)
+    plane = make_plane(BY_LAST, step_s=0.02, **options)
+    plane.start_group("a")
+    plane.wait_step(30)
+    plane.grow("b")
+    plane.wait_step(45)
+    plane.kill("a")
+    plane.form("b", forced=True)
+    plane.wait_finished()
+    seen = lines_of(plane)
+    assert {step: set(values) for step, values in seen.items()} == {step: {v} for step, v in expected.items()}
+    assert len({value.split()[0] for value in expected.values()}) == 3
+    assert len({value.split()[1] for value in expected.values()}) > 2
+    assert "in the optimizer" not in plane.logs()
+
+
+def undisturbed_by_epoch(make_plane, source, **options):
+    plane = make_plane(source, **options)
+    plane.start_group("a")
+    plane.wait_finished()
+    return {step: values for step, (values,) in lines_of(plane).items()}
+
+
+@pytest.mark.slow
+def test_rates_that_one_worker_sets_alone_are_told_of_once(make_plane):
+    plane = make_plane(BY_OWN_COUNT, exact=False, num_epochs=9, step_s=0.02)
+    plane.start_group("a")
+    # In the third epoch: the joiner steps once for all epochs before, and is a milestone ahead one epoch later.
+    plane.wait_step(30)
+    plane.grow("b")
+    plane.wait_finished()
+    assert plane.logs().count(TOLD) == 1
+
+
+BREAKS = """
+import os, time
+import torch
+
+def fit(ctx):
+    model, _ = ctx.prepare(torch.nn.Linear(4, 1), lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    num_here = 0
+    for batch in ctx.batches(torch.ones(64, 4)):
+        time.sleep(0.02)
+        ctx.step(model(batch.x).mean())
+        num_here += 1
+        if num_here == 200:
+            break
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_that_one_worker_leaves_ends_on_all(make_plane):
+    plane = make_plane(BREAKS, exact=False, num_epochs=100)
+    plane.start_group("a")
+    plane.wait_step(4)
+    plane.grow("b")
+    # The first has counted more steps, and leaves alone.
+    plane.wait_finished()
+    assert len(plane.steps()) == 200
+    assert plane.logs().count("the training function has returned on another worker after step 200") == 1

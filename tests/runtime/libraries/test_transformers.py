@@ -112,6 +112,45 @@ def test_no_rate_loss_or_sample_changes_whatever_happens_to_the_group(make_progr
     assert_as(plane, expected)
 
 
+# A mean of its own, whatever the number of tokens is that the Trainer offers: what models that classify do, too.
+OWN_LOSS = PROGRAM.replace(
+    "folder = os.path",
+    """class MeanTrainer(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, **more):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        losses = torch.nn.functional.cross_entropy(
+            outputs.logits[:, :-1].transpose(1, 2), labels[:, 1:], ignore_index=-100, reduction="none"
+        )
+        return (losses.mean(), outputs) if return_outputs else losses.mean()
+
+folder = os.path""",
+    1,
+).replace("trainer = Trainer(", "trainer = MeanTrainer(")
+CLASSES = (
+    PROGRAM.replace("GPT2LMHeadModel", "BertForSequenceClassification")
+    .replace("GPT2Config, ", "BertConfig, ")
+    .replace("labels = ids.clone()", "labels = ids[3] % 2")
+    .replace("        labels[: 1 + index % 9] = -100\n", "")
+    .replace("model.transformer.h[0].mlp.c_fc", "model.bert.encoder.layer[0].intermediate.dense")
+)
+AT, END = CLASSES.index("shape = GPT2Config("), CLASSES.index("arguments = ")
+CLASSES = f"""{CLASSES[:AT]}shape = BertConfig(
+    vocab_size=256, max_position_embeddings=32, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+    intermediate_size=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+)
+{CLASSES[END:]}"""
+
+
+@pytest.mark.parametrize("source", [OWN_LOSS, CLASSES], ids=["own-loss", "classes"])
+def test_a_loss_that_is_a_mean_has_the_gradient_of_one_worker_on_two(make_program, undisturbed, source):
+    expected = undisturbed.of(source, {})
+    plane = make_program(source)
+    plane.start_group("a", "b")
+    plane.wait_finished()
+    assert_as(plane, expected)
+
+
 # The second member fails once the others have the step: it is one step behind them, and takes their state.
 BEHIND = PROGRAM.replace("        #place", FAILS_AFTER_THE_EXCHANGE.replace("STEP", "16"))
 assert BEHIND != PROGRAM

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler as schedulers
@@ -70,6 +71,15 @@ def test_a_scheduler_goes_on_elsewhere_as_it_would_have_here(name):
     # Hyperparameters travel by themselves.
     other_optimizer.param_groups[0].update({k: v for k, v in optimizer.param_groups[0].items() if k != "params"})
     assert go_on(other_optimizer, other, 8) == go_on(optimizer, scheduler, 8)
+
+
+def test_a_dict_arrives_in_the_dict_that_the_code_holds():
+    source = {"best": np.float32(0.5), "bad": np.int64(2), "losses": [1.0, 2.0], "sums": torch.ones(3), 7: None}
+    counts = {"best": 1e9, "sums": torch.zeros(3), "gone": 1}
+    move(PreparedObjects([source], CPU), PreparedObjects([counts], CPU))
+    assert torch.equal(counts.pop("sums"), torch.ones(3))
+    assert counts == {"best": 0.5, "bad": 2, "losses": [1.0, 2.0], 7: None}
+    assert type(counts["bad"]) is int
 
 
 def test_an_average_and_a_scaler_arrive():

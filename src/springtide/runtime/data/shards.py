@@ -52,6 +52,15 @@ def shard_bounds(num_samples: int, shard: int, num_shards: int, global_batch_siz
     return index * num_samples // num_filled, (index + 1) * num_samples // num_filled
 
 
+def rank_bounds(num_samples: int, rank: int, world_size: int, global_batch_size: int) -> tuple[int, int]:
+    """The (first, end) samples of the part of `rank` in a batch of `num_samples`; may be empty.
+
+    A smaller last batch is divided between as many ranks as can have two samples, which batch normalisation needs: so a
+    rank without a part is rare. Virtual shards are not cut so, because their results are the same bits in all releases.
+    """
+    return shard_bounds(num_samples, rank, world_size, min(global_batch_size, 2 * world_size))
+
+
 @dataclass(frozen=True, slots=True)
 class GlobalBatch:
     """All samples of one optimizer step. An epoch's last batch may have fewer than `global_batch_size`."""
@@ -60,6 +69,8 @@ class GlobalBatch:
     epoch: int
     ids: np.ndarray
     global_batch_size: int = 0
+    # Whether no batch of its epoch comes after it.
+    is_last: bool = False
 
     @property
     def ids_digest(self) -> str:
@@ -69,6 +80,10 @@ class GlobalBatch:
     def shard_bounds(self, shard: int, num_shards: int) -> tuple[int, int]:
         """The (first, end) positions of virtual shard `shard` in `ids`; it may be empty."""
         return shard_bounds(len(self.ids), shard, num_shards, self.global_batch_size)
+
+    def rank_bounds(self, rank: int, world_size: int) -> tuple[int, int]:
+        """The (first, end) positions of the part of `rank` in `ids`, where each rank has one."""
+        return rank_bounds(len(self.ids), rank, world_size, self.global_batch_size)
 
     def num_filled(self, num_shards: int) -> int:
         return sum(high > low for low, high in (self.shard_bounds(shard, num_shards) for shard in range(num_shards)))
@@ -155,10 +170,12 @@ class SampleSchedule:
     def batch_at(self, step: int, num_seen: int, global_batch_size: int) -> GlobalBatch:
         """The samples of optimizer step `step` (from 0) that come after the first `num_seen`, within one epoch."""
         epoch, start = divmod(num_seen, self.num_samples)
-        ids = self._order_of(epoch)[start : start + global_batch_size]
+        end = start + global_batch_size
+        ids = self._order_of(epoch)[start:end]
         if self._arrange is not None:
             ids = self._arrange(ids)
-        return GlobalBatch(step=step, epoch=epoch, ids=ids, global_batch_size=global_batch_size)
+        is_last = end >= self.num_samples
+        return GlobalBatch(step=step, epoch=epoch, ids=ids, global_batch_size=global_batch_size, is_last=is_last)
 
     def _order_of(self, epoch: int) -> np.ndarray:
         found = self._orders.get(epoch)

@@ -184,6 +184,8 @@ class ElasticContext:
         # In a loop over epochs: the present one, and whether its pass over the data has begun.
         self._epoch: int | None = None
         self._has_pass = False
+        # Whether a loop over batches has come to the last step, or to where another worker has ended the training.
+        self._has_ended = False
         self._num_yielded = 0
         self._num_stepped = 0
         # Whether a backward pass waits for its update, and the place of the optimizer that makes it.
@@ -273,6 +275,8 @@ class ElasticContext:
         while (epoch := self._trainer.num_passes) < num_epochs:
             self._epoch, self._has_pass = epoch, False
             yield epoch
+            if self._has_ended:
+                break
             if self._trainer.num_passes == epoch:
                 raise InvalidRequest(
                     f"epoch {epoch} has ended without a complete pass over its data; go through all of "
@@ -299,6 +303,14 @@ class ElasticContext:
             raise InvalidRequest(
                 "ctx.batches() needs a model first; call ctx.prepare(model, optimizer) before the loop"
             )
+        if self._has_ended:
+            self._artifacts.write("model.safetensors")
+            raise InvalidRequest(
+                "ctx.batches() was called again after the job's last step. One call goes through all epochs, unless "
+                "the loop around it is `for epoch in ctx.epochs():`. Write that, or leave the loop over epochs out and "
+                "do what belongs to the end of an epoch where batch.is_last is True after ctx.step(). The weights are "
+                "saved as they are now"
+            )
         if epoch is not None and self._has_pass:
             raise InvalidRequest(
                 f"ctx.batches() was called twice in epoch {epoch}; it is for the one pass that trains: use the "
@@ -308,18 +320,7 @@ class ElasticContext:
         is_own = trainer.take_batch_size((dataset.batch_size or 0) if isinstance(dataset, DataLoader) else 0)
         # One loop over all epochs ends with the training.
         is_kept = epoch is not None and _is_kept(dataset)
-        source = self._kept_passes.get(dataset) if is_kept else None
-        if source is None:
-            source = open_source(
-                dataset,
-                self._source_place,
-                trainer.global_batch_size,
-                num_workers=num_workers,
-                collate=collate,
-                prefetch=prefetch,
-            )
-        if is_kept:
-            self._kept_passes[dataset] = source
+        source = self._open(dataset, is_kept=is_kept, num_workers=num_workers, collate=collate, prefetch=prefetch)
         if not is_own and not trainer.num_passes:
             say_who_decides(source.batch_size, trainer.global_batch_size)
         try:
@@ -333,17 +334,27 @@ class ElasticContext:
                 if epoch is not None and self._is_over(epoch):
                     return
                 task = trainer.next_shard()
+                self._has_ended = task is None
                 if task is None or (epoch is not None and task[0].epoch > epoch):
                     return
                 batch, shard, _ = task
                 part = _part_ids(task)
                 data = source.fetch(part, lambda shard=shard: map(_part_ids, trainer.parts_ahead(shard)))  # type: ignore[misc]
                 self._num_yielded += 1
-                yield self._made(data, part, batch.step, shard)
+                yield self._made(data, part, batch.step, shard, is_last=batch.is_last)
         finally:
             trainer.leave_loop()
             if not is_kept:
                 source.close()
+
+    def _open(self, dataset: Any, *, is_kept: bool, **options: Any) -> BatchSource:
+        """The source of batches; one that `is_kept` is that of the epoch before."""
+        source = self._kept_passes.get(dataset) if is_kept else None
+        if source is None:
+            source = open_source(dataset, self._source_place, self._trainer.global_batch_size, **options)
+        if is_kept:
+            self._kept_passes[dataset] = source
+        return source
 
     def _is_over(self, epoch: int) -> bool:
         """Whether all steps of the epoch are committed. Its boundary is passed when the next one begins."""
@@ -355,11 +366,19 @@ class ElasticContext:
     def _source_place(self) -> SourcePlace:
         return SourcePlace(self._trainer.seed, self._device, _state_dir_of(self._work_dir), self._store_url)
 
-    def _made(self, data: Any, part: PartIds, step: int, shard: int) -> Batch:
+    def _made(self, data: Any, part: PartIds, step: int, shard: int, *, is_last: bool = False) -> Batch:
         data = to_device(data, self._device)
         x, y = x_and_y(data)
         return Batch(
-            x=x, y=y, ids=part.ids, epoch=part.epoch, step=step, shard=shard, fields=fields_of(data), data=data
+            x=x,
+            y=y,
+            ids=part.ids,
+            epoch=part.epoch,
+            step=step,
+            shard=shard,
+            fields=fields_of(data),
+            data=data,
+            is_last=is_last,
         )
 
     def step(

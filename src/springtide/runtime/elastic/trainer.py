@@ -47,6 +47,8 @@ from springtide.runtime.process.share_slot import open_slot
 
 _FORM_POLL_S = 0.01
 _LEAVE_WAIT_S = 5.0
+# How long after its return before the last step a function is expected to have returned everywhere.
+_ALONE_S = 1.0
 
 
 class Trainer:
@@ -81,6 +83,8 @@ class Trainer:
         self._library_cursor = library_cursor
         self.training_cursor = library_cursor or TrainingCursor(self.job, measures_noise=measures_noise)
         self._has_state = False
+        # Whether another member's function has returned before the last step, which ends the training for all.
+        self._is_ended = False
         self._group: Group | None = None
         self._old_group: Group | None = None
         self._receiver: CatchupReceiver | None = None
@@ -226,7 +230,7 @@ class Trainer:
         Seeds the random generators for that shard.
         """
         self._pass_boundary()
-        while not self.training_cursor.is_over:
+        while not (self.training_cursor.is_over or self._is_ended):
             if self.membership.must_leave_step:
                 self._recover("")
             elif self._batch is None:
@@ -346,11 +350,16 @@ class Trainer:
         """
         # A function that leaves its loop has not come to the last step's boundary.
         self._pass_boundary()
+        self._tell_return()
         self._writer.wait()
         self._sources.close()
         seq = self._send_finished(publish())
-        deadline_s = time.monotonic() + self._spec.lease_s
+        deadline_s, alone_at_s = time.monotonic() + self._spec.lease_s, time.monotonic() + _ALONE_S
         while not self._link.wait_acknowledged(seq, _FORM_POLL_S) and time.monotonic() < deadline_s:
+            if time.monotonic() > alone_at_s and not self.training_cursor.is_over and self._group is not None:
+                # The others wait for this one in their next step, and find out now.
+                alone_at_s = math.inf
+                self._group.close()
             pending = self.membership.pending
             if pending is not None and pending.generation > self._tried_generation:
                 try:
@@ -358,9 +367,32 @@ class Trainer:
                 except CollectiveError:
                     self._tried_generation = pending.generation
                     continue
+                self._tell_return()
+                alone_at_s = time.monotonic() + _ALONE_S
                 self._write_step_log()
                 seq = self._send_finished(publish())
         return 0
+
+    def _tell_return(self) -> None:
+        """Before the last step: have members whose code goes on find out why this one does not."""
+        if self._group is not None and self.world_size > 1 and not self.training_cursor.is_over:
+            with contextlib.suppress(CollectiveError):
+                self._group.set_flag(_returned_after(self.step))
+
+    def _is_left_alone(self) -> bool:
+        """Whether another member's function has returned after the last committed step; the log then says so."""
+        group = self._group
+        if group is None or group.world_size == 1 or self._library_cursor is not None:
+            return False
+        with contextlib.suppress(CollectiveError):
+            self._is_ended = group.has_flag(_returned_after(self.step))
+        if self._is_ended:
+            _log(
+                f"the training function has returned on another worker after step {self.step}, so it ends on this one, "
+                "too. Let all workers leave the loop at the same step: by what ctx.evaluate returns, by ctx.loss, and "
+                "by counts in a dict that was handed to ctx.prepare"
+            )
+        return self._is_ended
 
     def abort_receiver(self) -> None:
         """Stop receiving a catch-up stream, if one is open. Called by the control thread on a forced order."""
@@ -553,6 +585,9 @@ class Trainer:
 
         `detail` is reported to the control plane, unless it is empty because the control plane knows already.
         """
+        if self._is_left_alone():
+            self._break_up()
+            return
         if detail and not self.membership.must_leave_step:
             self._link.send(GroupBrokenReport(generation=self.membership.generation, detail=detail[:500]))
         self._break_up()
@@ -691,6 +726,11 @@ class Trainer:
             diverged_at_step=self._reporter.diverged_at_step,
         )
         return self._link.send(report)
+
+
+def _returned_after(step: int) -> str:
+    """The flag of a member whose function has returned after a step."""
+    return f"returned/{step}"
 
 
 def _log(line: str) -> None:

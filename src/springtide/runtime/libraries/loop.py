@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from springtide.core.errors import CollectiveError, InvalidRequest
-from springtide.runtime.data.shards import GlobalBatch, seed_everything, shard_bounds
+from springtide.runtime.data.shards import GlobalBatch, rank_bounds, seed_everything
 from springtide.runtime.elastic.steps.library import LibrarySteps
 from springtide.runtime.elastic.trainer import Trainer
 from springtide.runtime.process.exits import WorkerExit
@@ -132,9 +132,9 @@ class LibraryLoop:
 
         Where it has none, those of the first worker's, which then count for nothing.
         """
-        low, high = shard_bounds(len(ids), self.rank, self.world_size, pass_size)
+        low, high = rank_bounds(len(ids), self.rank, self.world_size, pass_size)
         if high == low:
-            low, high = shard_bounds(len(ids), 0, self.world_size, pass_size)
+            low, high = rank_bounds(len(ids), 0, self.world_size, pass_size)
         return tuple(ids[low:high])
 
     def is_last(self, number: int) -> bool:
@@ -151,7 +151,7 @@ class LibraryLoop:
 
     def has_part(self, number: int) -> bool:
         """Whether this worker has samples of a pass that count."""
-        low, high = shard_bounds(len(self._passes[number]), self.rank, self.world_size, self._pass_size)
+        low, high = rank_bounds(len(self._passes[number]), self.rank, self.world_size, self._pass_size)
         return high > low
 
     def total(self, value: float) -> float:
@@ -174,7 +174,7 @@ class LibraryLoop:
         """
         assert self._steps is not None
         num_samples = len(self._passes[number])
-        low, high = shard_bounds(num_samples, self.rank, self.world_size, self._pass_size)
+        low, high = rank_bounds(num_samples, self.rank, self.world_size, self._pass_size)
         part = float(high > low) if is_summed else (high - low) / num_samples
         if part != 1.0:
             # Weighting the root weights every gradient, and the loss that the program shows stays as it is.

@@ -16,6 +16,7 @@ import torch
 
 from springtide.core.errors import InvalidRequest
 from springtide.runtime.libraries.loop import LOOP, Exchanged, LibraryLoop, LibraryState
+from springtide.runtime.libraries.noticed_number import noticed
 from springtide.runtime.libraries.part_loader import PartLoader
 from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
 
@@ -56,7 +57,8 @@ class TrainerFit:
         # Of the present step: how many passes it has, and which of them is computed.
         self._num_passes = 1
         self._number = 0
-        self._is_summed = False
+        # Whether the loss of the present pass was divided by the number of items in the whole step.
+        self._is_summed: Callable[[], bool] = lambda: False
         # A state that came before the loop began, and what it is still to be used for.
         self._loaded: dict[str, Any] | None = None
         self._is_taken_up = True
@@ -203,13 +205,18 @@ class TrainerFit:
 
     def _compute(self, train: Callable[..., torch.Tensor], model: Any, inputs: Any, num_items: Any) -> torch.Tensor:
         trainer = self._trainer
-        takes_items = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-        self._is_summed = num_items is not None and takes_items
+        takes_items = num_items is not None and (
+            trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+        )
+        self._is_summed = lambda: takes_items
+        if takes_items and self._loop.world_size > 1 and not trainer.args.torch_compile:
+            # Many models and losses get the number and return the mean over their samples all the same.
+            num_items, self._is_summed = noticed(num_items)
         self._loop.seed_pass(self._number)
         return train(model, inputs, num_items)
 
     def _backward(self, backward: Callable[..., None], loss: torch.Tensor, **keywords: Any) -> None:
-        self._loop.weigh(self._number, loss, loss.detach(), is_summed=self._is_summed)
+        self._loop.weigh(self._number, loss, loss.detach(), is_summed=self._is_summed())
         backward(loss, **keywords)
 
     # --- what follows from a step -----------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -63,6 +65,7 @@ class TrainingState:
                         raise InvalidRequest(f"two optimizers have the parameter {name!r}; give it to one of them")
                     self.optimised.append(name)
         self._number_slots = _number_slots(self.groups)
+        self._has_told_difference = False
         self._buffers = [
             (f"{prefix}.{name}" if prefix else name, module, name)
             for prefix, module in model.named_modules()
@@ -110,8 +113,13 @@ class TrainingState:
         return values
 
     def set_numbers(self, numbers: list[float]) -> None:
-        """Set the numbers that another member returned. Values that are not plain numbers here stay unchanged."""
+        """Set the numbers that rank 0 has. Values that are not plain numbers here stay unchanged.
+
+        The log says once if this member had other ones: its code has set them on this worker alone.
+        """
         groups = self.groups
+        if not self._has_told_difference:
+            self._tell_difference(numbers)
         for (index, key, item), number in zip(self._number_slots, numbers, strict=True):
             group = groups[index]
             value: Any = group.get(key)
@@ -119,6 +127,18 @@ class TrainingState:
                 group[key] = type(value)(number)
             elif isinstance(value, tuple) and item is not None and _is_number(value[item]):
                 group[key] = (*value[:item], type(value[item])(number), *value[item + 1 :])
+
+    def _tell_difference(self, numbers: list[float]) -> None:
+        for (_, key, _), own, number in zip(self._number_slots, self.numbers(), numbers, strict=True):
+            if math.isfinite(own) and not math.isclose(own, number, rel_tol=1e-9):
+                self._has_told_difference = True
+                sys.stderr.write(
+                    f"springtide: this worker's code has set {key}={own:.6g} in the optimizer, and that of the worker "
+                    f"with rank 0 {number:.6g}, which counts; after a resize or a death this one's may count. Set it, "
+                    "and step schedulers, by what is the same on every worker: ctx.step_number, batch.is_last, "
+                    "ctx.loss, what ctx.evaluate returns, and objects and dicts handed to ctx.prepare\n"
+                )
+                return
 
     def update(self, learning_rate_factor: float = 1.0, places: Iterable[int] | None = None) -> None:
         """Take one step of the optimizers (None: of all) with learning rates multiplied by the factor during the step.

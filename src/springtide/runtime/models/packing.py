@@ -6,6 +6,7 @@ import copy
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from springtide.core.errors import InvalidRequest
@@ -29,6 +30,8 @@ def pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Packed:
         tensors[name] = value.detach()
         device = "cpu" if value.device.type == "cpu" else "device"
         return {"$tensor": name, "dtype": dtype_name(value.dtype), "shape": list(value.shape), "device": device}
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, list | tuple):
         key = "$list" if isinstance(value, list) else "$tuple"
         return {key: [pack(item, f"{name}.{index}", tensors) for index, item in enumerate(value)]}

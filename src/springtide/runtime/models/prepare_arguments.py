@@ -69,6 +69,8 @@ def _built(factory: Callable[[Any], Any], model: torch.nn.Module) -> torch.optim
 
 
 def _object(given: Any, optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> Any:
+    if type(given) is dict:
+        return given
     is_factory = isinstance(given, type) or not hasattr(given, "state_dict")
     made = given(*optimizers) if is_factory and callable(given) else given
     if isinstance(made, torch.nn.Module):
@@ -78,6 +80,6 @@ def _object(given: Any, optimizers: Sequence[torch.optim.Optimizer], device: tor
     if not callable(getattr(made, "state_dict", None)) or not callable(getattr(made, "load_state_dict", None)):
         raise InvalidRequest(
             f"ctx.prepare() got a {type(made).__name__} after the optimizer; give it state_dict() and "
-            "load_state_dict(state), as schedulers have, so that its state can follow the training"
+            "load_state_dict(state), as schedulers have, or hand over a dict, so that its state can follow the training"
         )
     return made

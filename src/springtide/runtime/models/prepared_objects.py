@@ -1,6 +1,7 @@
 """Objects that are prepared beside a model and its optimizer: schedulers, a GradScaler, an average of the weights.
 
-Each has `state_dict` and `load_state_dict`, and what these give travels and is stored like the rest of the state.
+Each has `state_dict` and `load_state_dict`, and what these give travels and is stored like the rest of the state. A
+dict is its own state.
 """
 
 from __future__ import annotations
@@ -36,9 +37,7 @@ class PreparedObjects:
     def pack(self) -> tuple[dict[str, Packed], dict[str, torch.Tensor]]:
         """The state of all objects: plain values by object, and tensors, which are not copied."""
         tensors: dict[str, torch.Tensor] = {}
-        return {
-            name: pack(item.state_dict(), f"object.{name}", tensors) for name, item in self._objects.items()
-        }, tensors
+        return {name: pack(_state_of(item), f"object.{name}", tensors) for name, item in self._objects.items()}, tensors
 
     def unpack(self, packed: Mapping[str, Packed]) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
         """The tensors of a packed state, to be filled by the caller, and what then hands the objects their state.
@@ -54,12 +53,17 @@ class PreparedObjects:
             sys.stderr.write(f"springtide: {kind}, object {place} {what}\n")
         for name, item in self._objects.items():
             if name in packed:
-                states[name] = unpack(packed[name], item.state_dict(), self._device, tensors)
+                states[name] = unpack(packed[name], _state_of(item), self._device, tensors)
 
         def load() -> None:
             for name, state in states.items():
+                item = self._objects[name]
+                if type(item) is dict:
+                    item.clear()
+                    item.update(state)
+                    continue
                 try:
-                    self._objects[name].load_state_dict(state)
+                    item.load_state_dict(state)
                 except Exception as error:
                     raise InvalidRequest(
                         f"{name.partition('.')[2]}.load_state_dict() refuses a state of its own kind: "
@@ -67,3 +71,7 @@ class PreparedObjects:
                     ) from error
 
         return tensors, load
+
+
+def _state_of(item: Any) -> Any:
+    return item if type(item) is dict else item.state_dict()

@@ -75,7 +75,7 @@ class OverlappedSteps:
             if group is not None and group.world_size > 1:
                 self._tail = Tail(self._state, self._buffers, len(self._parameters), group)
         self._rank, self._world_size = (0, 1) if group is None else (group.rank, group.world_size)
-        low, high = batch.shard_bounds(self._rank, self._world_size)
+        low, high = batch.rank_bounds(self._rank, self._world_size)
         self._num_samples, self._num_passes, self._loss = len(batch.ids), 0, 0.0
         self._weight, self._given_weight = (high - low) / self._num_samples, 0.0
         self._parts = [bounds for _, bounds in self.parts(batch, group)]
@@ -86,9 +86,9 @@ class OverlappedSteps:
 
     def parts(self, batch: GlobalBatch, group: Group | None) -> list[tuple[int, tuple[int, int]]]:
         rank, world_size = (0, 1) if group is None else (group.rank, group.world_size)
-        low, high = batch.shard_bounds(rank, world_size)
+        low, high = batch.rank_bounds(rank, world_size)
         # Rank 0 has samples in every batch: who has none goes through its first part, for nothing.
-        cut = self._cut(low, high) if high > low else self._cut(*batch.shard_bounds(0, world_size))[:1]
+        cut = self._cut(low, high) if high > low else self._cut(*batch.rank_bounds(0, world_size))[:1]
         return [(rank + number * world_size, bounds) for number, bounds in enumerate(cut)]
 
     def has_part(self) -> bool:
