@@ -309,3 +309,14 @@ def test_a_second_loop_goes_on_where_the_first_was_left(train):
 
     train(fit, exact=False)
     assert seen == [1, 2, 3, 4]
+
+
+def test_a_step_after_backward_is_told_to_be_an_update(train):
+    def fit(ctx):
+        model, _ = ctx.prepare(torch.nn.Linear(4, 1), sgd)
+        for batch in ctx.batches(X):
+            ctx.backward(loss_of(model, batch))
+            ctx.step()
+
+    with pytest.raises(InvalidRequest, match=r"call ctx\.update\(\)"):
+        train(fit, exact=False)

@@ -382,7 +382,7 @@ class ElasticContext:
         )
 
     def step(
-        self, loss: Any, *, weight: Any = None, clip_grad_norm: float | None = None, optimizer: Any = None
+        self, loss: Any = None, *, weight: Any = None, clip_grad_norm: float | None = None, optimizer: Any = None
     ) -> bool:
         """Run backward; after the last part of the global batch also exchange gradients and update the model.
 
@@ -403,10 +403,15 @@ class ElasticContext:
         """
         place = self._place_of(optimizer)
         takes_turns = self._prepared is not None and len(self._prepared.optimizers) > 1
+        if self._is_open and loss is None:
+            raise InvalidRequest("after ctx.backward(loss) call ctx.update(); ctx.step(loss) alone does both")
         if self._is_open or (self._num_yielded == self._num_stepped and not (takes_turns and self._num_yielded)):
             raise InvalidRequest("ctx.step() was called without a new batch; call it once inside the loop over batches")
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise InvalidRequest("ctx.step() needs the mean loss of the batch as a tensor with one element")
+            raise InvalidRequest(
+                "ctx.step() needs the mean loss of the batch as a tensor with one element: ctx.step(loss), which runs "
+                "backward itself; after ctx.backward(loss) call ctx.update()"
+            )
         number = _checked_weight(weight)
         self._is_open, self._place = True, place
         self._trainer.backward(loss.reshape(()), place, number)
