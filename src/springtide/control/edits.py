@@ -139,7 +139,7 @@ def settled(record: JobRecord) -> JobRecord:
     """
     if record.replicas or record.state.is_terminal:
         return record
-    if record.is_moving and record.lifecycle.outcome is None:
+    if record.move is not None and record.is_moving and record.lifecycle.outcome is None:
         record = moved(record)
     if record.state in (JobState.PREEMPTING, JobState.STARTING):
         record = replace(record, lifecycle=replace(record.lifecycle, state=JobState.PENDING))

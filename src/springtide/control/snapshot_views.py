@@ -41,7 +41,7 @@ class SnapshotViews:
         job_id, lifecycle = record.job.job_id, record.lifecycle
         wants_to_run = lifecycle.outcome is None and not record.bounds.is_paused and not lifecycle.state.is_terminal
         # On its way to functions it wants neither its machines nor, yet, functions.
-        if not wants_to_run or record.is_moving:
+        if not wants_to_run or (record.move is not None and record.is_moving):
             if self._views.pop(job_id, None) is not None:
                 self._jobs = None
             return
