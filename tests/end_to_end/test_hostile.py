@@ -51,7 +51,11 @@ ODD = {
         "",
     ),
     "prepare-twice": ("\n    ctx.prepare(make(), sgd)" + LOOP, "FAILED", "prepare() was called a second time"),
-    "batches-twice": (LOOP + "    for batch in ctx.batches((X, Y)):\n        pass\n", "SUCCEEDED", ""),
+    "batches-twice": (
+        LOOP + "    for batch in ctx.batches((X, Y)):\n        pass\n",
+        "FAILED",
+        "goes through all epochs",
+    ),
     "step-without-batches": (LOOP.replace("for batch in ctx.batches((X, Y))", "if True"), "FAILED", "batch"),
     "batch-without-step": (LOOP.replace("ctx.step(mse(model, batch))", "pass"), "FAILED", "was not trained on"),
     "no-loop": ("\n    ctx.prepare(make(), sgd)\n", "FAILED", "before its first step was complete"),

@@ -370,16 +370,17 @@ def test_a_budget_stops_it_with_a_checkpoint(bench_of: Callable[..., Bench]) -> 
 
 @pytest.mark.slow
 def test_a_job_that_moved_counts_what_machines_have_cost_in_its_budget(bench_of: Callable[..., Bench]) -> None:
-    bench = bench_of()
+    bench = bench_of(total_steps=2000)
     run = MachineRun(step=0, cost_usd=0.25)
-    bench.job = msgspec.structs.replace(bench.job, machine_run=run, goal=Goal(budget_usd=0.2502))
+    # As much as in the test above is left for functions.
+    bench.job = msgspec.structs.replace(bench.job, machine_run=run, goal=Goal(budget_usd=0.2506))
     bench.train()
     paused = bench.take(events.PauseRequested, 60.0)
     assert isinstance(paused, events.PauseRequested)
     assert "its budget of $0.25" in paused.reason
     bill = bench.of(events.UsageReported)[-1].bill
     assert bill.machines_usd == 0.25
-    assert 0.25 < bill.total_usd < 0.2502
+    assert 0.25 < bill.total_usd <= 0.2506
 
 
 def test_a_checkpoint_that_functions_cannot_start_from_is_told_and_the_place_given_up(

@@ -270,7 +270,7 @@ BROKEN: dict[Rule, dict[str, tuple[Given, str]]] = {
     },
     rules.functions_hold_no_devices: {
         "python": (
-            {"on": "auto", "gpu": 2},
+            {"on": "functions", "gpu": 2},
             "gpu 2 is for the platform's machines: a function holds no devices; leave it out, or run the job on the "
             "cluster",
         ),

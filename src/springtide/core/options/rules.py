@@ -196,9 +196,9 @@ def workers_hold_whole_devices(values: Values, words: FaceWords) -> str | None:
 
 
 def functions_hold_no_devices(values: Values, words: FaceWords) -> str | None:
-    """Only machines have devices that one worker can hold together."""
+    """Only machines have devices that one worker can hold together; `auto` takes them."""
     each = values.get("gpu") or 1
-    if values.get("on") not in ("functions", "auto") or each == 1:
+    if values.get("on") != "functions" or each == 1:
         return None
     return (
         f"{words.name('gpu')} {each} is for the platform's machines: a function holds no devices; leave it out, or run "

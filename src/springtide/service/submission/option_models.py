@@ -15,6 +15,7 @@ from springtide.core.options.kinds import (
     Choice,
     Count,
     CountRange,
+    DeviceCount,
     Document,
     Duration,
     Interpreter,
@@ -36,7 +37,7 @@ from springtide.core.options.option import Table, copied_fields, rest_fields
 from springtide.core.options.packages import MAX_REQUIREMENT_CHARS
 from springtide.core.options.services import SERVICE_OPTIONS
 from springtide.core.options.variables import MAX_VARIABLES_BYTES
-from springtide.core.workload import Goal, LearningRateRule, LengthUnit, OnNan, OnStall, Packages
+from springtide.core.workload import DEVICES_EACH, Goal, LearningRateRule, LengthUnit, OnNan, OnStall, Packages
 
 MAX_MEMORY_SIZES = 64
 # What `validate_name` takes, as the description of the API says it; the check itself says what would do.
@@ -163,10 +164,17 @@ def options_model(name: str, description: str, table: Table) -> type[RequestMode
             description=rest.help or None,
             examples=list(rest.examples) or None,
             max_length=_most_entries(kind),
-            json_schema_extra=dict(_NAME_OR_NONE) if isinstance(kind, Name) else None,
+            json_schema_extra=_more_of_schema(kind),
         )
         fields[rest.path] = (annotation | None if default is None else annotation, described)
     return create_model(name, __base__=RequestModel, __doc__=description, __module__=__name__, **fields)
+
+
+def _more_of_schema(kind: OptionKind) -> dict[str, Any] | None:
+    """What the schema of a field says beside its type and bounds."""
+    if isinstance(kind, DeviceCount):
+        return {"enum": list(DEVICES_EACH)}
+    return dict(_NAME_OR_NONE) if isinstance(kind, Name) else None
 
 
 def _annotation(kind: OptionKind, path: str) -> Any:
