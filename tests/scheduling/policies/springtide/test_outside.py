@@ -69,6 +69,18 @@ class Platform:
         return plan
 
 
+def test_a_job_whose_owner_allows_fewer_workers_is_told_that() -> None:
+    platform = Platform()
+    platform.begin()
+    faster = {1: 10.0, 2: 19.0}
+    platform.ask(102.0, measured(faster, held=2, told_s=102.0))
+    view = measured(faster, held=2, told_s=104.0)
+    view = msgspec.structs.replace(view, bounds=msgspec.structs.replace(view.bounds, max_workers=1, num_edits=1))
+    plan = platform.ask(104.0, view)
+    assert counts(plan) == {"a": 1}
+    assert plan.reasons["a"] == "its owner allows at most 1 device"
+
+
 def test_nobody_is_shrunk_while_it_is_measured() -> None:
     platform = Platform()
     platform.begin()

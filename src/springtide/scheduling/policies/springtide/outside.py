@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.workload import JobState, WorkloadId
+from springtide.scheduling.placement.allocation_ledger import most_workers
+from springtide.scheduling.placement.gangs import devices_text
 from springtide.scheduling.policies.springtide.memory import State
 from springtide.scheduling.policies.springtide.rows import SETTLE_S, SPEED_STEP_FRACTION, PromiseRow
 from springtide.scheduling.speed_reasons import WHY_TRIED, why_fewer
@@ -169,13 +171,19 @@ class Trials:
     def reasons(
         self, rows: Sequence[PromiseRow], snapshot: Snapshot, placed: Mapping[WorkloadId, PoolAllocation]
     ) -> dict[WorkloadId, str]:
-        """The reasons of jobs that are tried on more devices, or get fewer because more brought no speed."""
+        """The reasons of jobs that are tried on more devices, or get fewer because more brought no speed, or because
+        their owners do not allow more."""
         notes: dict[WorkloadId, str] = {}
         for row in rows:
             allocation, held = placed.get(row.job_id), snapshot.allocations.get(row.job_id)
-            if allocation is None or held is None or not row.trial_sizes or row.job_id in self._aborted:
+            if allocation is None or held is None:
                 continue
             measured = row.view.learnt.throughput_samples_per_s
+            if held.num_devices in measured and held.num_devices > most_workers(row.view):
+                notes[row.job_id] = f"its owner allows at most {devices_text(most_workers(row.view))}"
+                continue
+            if not row.trial_sizes or row.job_id in self._aborted:
+                continue
             # While a job moves, it holds more devices than it has ever run on.
             is_by_speed = held.num_devices in measured and self.kept.get(row.job_id, 0) < held.num_devices
             if is_by_speed and allocation.num_devices == row.sizes[-1] < held.num_devices:
