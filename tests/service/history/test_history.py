@@ -70,6 +70,20 @@ def test_a_repeated_step_changes_nothing():
     assert index.entries("fit-1") == before
 
 
+@pytest.mark.parametrize(
+    ("kind", "epochs", "line"),
+    [
+        ("function", 1, "submitted: 1 worker, global batch 32, 1 epoch"),
+        ("function", 3, "submitted: 1 worker, global batch 32, 3 epochs"),
+        ("script", 1, "submitted: 1 worker"),
+    ],
+)
+def test_a_script_says_its_batch_and_its_epochs_itself(kind, epochs, line):
+    asked = replace(job(), entrypoint=replace(job().entrypoint, kind=kind), num_epochs=epochs)
+    (entry,) = index_of((0.0, JobSubmitted(job=asked))).entries("fit-1")
+    assert entry.text == line
+
+
 def test_the_lines_of_a_workload_are_bounded():
     scale = ScaleRequested(workload_id="fit-1", minimum=1, maximum=2)
     index = index_of((0.0, JobSubmitted(job=job())), *((float(n), scale) for n in range(1, 400)))

@@ -222,8 +222,12 @@ class HistoryIndex:
             str(job.min_workers) if job.min_workers == job.max_workers else f"{job.min_workers}..{job.max_workers}"
         )
         batch = f"{job.global_batch_size}" if job.batch is None else f"{job.batch.min_size}..{job.batch.max_size}"
-        how = f"{workers} workers" if job.menu is None else f"to functions at {job.menu.service}"
-        text = f"submitted: {how}, global batch {batch}, {job.num_epochs} epochs"
+        plural = "" if workers == "1" else "s"
+        how = f"{workers} worker{plural}" if job.menu is None else f"to functions at {job.menu.service}"
+        # A script says itself how many samples are a batch, and how many epochs there are.
+        passes = "epoch" if job.num_epochs == 1 else "epochs"
+        length = f", global batch {batch}, {job.num_epochs} {passes}" if job.entrypoint.kind != "script" else ""
+        text = f"submitted: {how}{length}"
         if job.goal.deadline_s is not None:
             text += f", deadline in {format_duration(job.goal.deadline_s - self._at_s)}"
         self._write(job.job_id, "submitted", f"{text}; {job.place_reason}" if job.place_reason else text)

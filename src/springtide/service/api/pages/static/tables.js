@@ -87,7 +87,8 @@ function setProgress(cell, job) {
   setAttributes(cell.children[0], { value: fraction === null ? null : fraction, hidden: fraction === null, "aria-label": `progress of ${job.name}: ${text}` });
   const steps = job.total_steps === null ? `step ${number(job.step)}` : `${number(job.step, 6)} / ${number(job.total_steps, 6)}`;
   const epochs = job.started_at_s === null ? plural(job.num_epochs, "epoch") : `epoch ${Math.min(job.epoch + 1, job.num_epochs)} / ${job.num_epochs}`;
-  setText(cell.children[1], fraction === null ? "" : `${text} · ${epochs}`);
+  // The epochs of a script are its own.
+  setText(cell.children[1], fraction === null ? "" : job.kind === "script" ? `${text} · ${steps}` : `${text} · ${epochs}`);
   if (cell.children.length === 2) cell.append(element("button", { type: "button", class: "ask", "data-series": job.job_id, "data-name": job.name }, "over time"));
   setAttributes(cell.children[2], { hidden: fraction === null, "aria-label": `how ${job.name} trains over time` });
   setAttributes(cell, { title: steps });
