@@ -69,6 +69,13 @@ def test_a_waiting_job_is_placed_beside_survivors_for_which_nothing_is_planned()
     run_and_check(11211251, "tide/springtide", has_more_faults=True, has_promises=True)
 
 
+@pytest.mark.parametrize(
+    ("seed", "policy", "has_more"), [(11310606, "springtide", False), (11310492, "tide/springtide", True)]
+)
+def test_what_an_earlier_decision_said_is_checked_against_what_it_knew(seed: int, policy: str, has_more: bool) -> None:
+    run_and_check(seed, policy, has_more_faults=has_more, has_promises=has_more)
+
+
 def test_a_cycle_of_moves_is_broken_by_another_than_a_survivor() -> None:
     run_and_check(11201362, "springtide", has_more_faults=True, has_devices=True)
 

@@ -82,7 +82,7 @@ class ClaimChecks:
             if waiting:
                 self._check_waits(waiting, snapshot, plan)
             # A price is true of the decision that it was made in: the memory is another one after that.
-            is_new = plan.memory is None or plan.memory is not snapshot.memory
+            is_new = plan.memory is None or plan.memory != snapshot.memory
             if is_new and plan.price_s == 0.0 and not _num_idle(snapshot, plan):
                 for view in jobs.values():
                     self._check_worthless(view, plan, snapshot)
@@ -149,9 +149,14 @@ class ClaimChecks:
             claim = plan.claims[view.service.service_id]
             span_s = 2.0 * view.service.grace_s
             free_at_s = _first_free_s(runs, num_left - number, span_s, snapshot.now_s)
-            expected = None if num_left < number else max(free_at_s, snapshot.now_s + NEXT_DECISION_S)
+            next_s = snapshot.now_s + NEXT_DECISION_S
+            expected = None if num_left < number else max(free_at_s, next_s)
             is_right = (claim.at_s is None) == (expected is None) and (
-                claim.at_s is None or expected is None or abs(claim.at_s - expected) <= MOMENT_TOLERANCE_S
+                claim.at_s is None
+                or expected is None
+                or abs(claim.at_s - expected) <= MOMENT_TOLERANCE_S
+                # Said by the decision before this one, which is taken anew then.
+                or free_at_s <= claim.at_s <= next_s
             )
             if not is_right:
                 detail = f"{view.service.service_id} is said to wait, {claim}, and a device is free at {expected}"
