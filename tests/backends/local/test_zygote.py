@@ -195,6 +195,10 @@ def test_the_stamp_of_the_code_follows_its_files_and_is_found_in_a_process(
     assert code_stamp() != before
     process = subprocess.Popen(["sleep", "60"], env={CODE: before})
     try:
+        # Its environment is there once it has begun.
+        limit_s = time.monotonic() + 10.0
+        while not has_stamp(process.pid, before) and time.monotonic() < limit_s:
+            time.sleep(0.01)
         assert has_stamp(process.pid, before)
         assert not has_stamp(process.pid, before[:-1])
     finally:

@@ -311,6 +311,16 @@ def test_two_parts_that_would_share_a_device_of_a_promise_both_wait():
     check_scene(([(1.0, due_job.job)], events, 2))
 
 
+def test_a_part_without_a_deadline_takes_no_device_that_a_promise_starts_on_later():
+    """The promise waits in both plans, and was not seen to be given up in one of them."""
+    whole = {"total_steps": 20, "profile_steps_per_s": {1: 1.0, 2: 2.0, 4: 4.0}, "num_virtual_shards": 64}
+    soon = [job(f"job-{at}", None, goal=Goal(deadline_s=31.4), **whole).job for at in range(2)]
+    part_job = job("job-2", make_share(0.3), workers=(1, 2), **whole).job
+    others = [job(f"job-{at}", None, **whole).job for at in range(3, 7)]
+    later = job("job-7", None, goal=Goal(deadline_s=71.0), **whole).job
+    check_scene(([(1.0, known) for known in (*soon, part_job, *others, later)], [], 2))
+
+
 def test_a_promise_in_the_place_of_another_part_opens_no_device():
     """A decision came to no end: what the one gave up counted as opened by the other, although that was barred."""
     whole = {"workers": (1, 1), "total_steps": 20, "profile_steps_per_s": {1: 1.0}}

@@ -241,8 +241,9 @@ def _without_harm(
 def _harmed(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
     """Whom the inner policy's plan gives up or refuses; beside new promises, also each replica that services lack;
     beside best effort, all that wait with a stronger claim, too."""
-    harmed = {(who, -1) for who, claim in plan.claims.items() if claim.code == "given_up"}
-    harmed |= {(who, -1) for who in plan.rejected}
+    # Not the same as waiting, which a promised job does until its schedule begins.
+    harmed = {(who, -2) for who, claim in plan.claims.items() if claim.code == "given_up"}
+    harmed |= {(who, -2) for who in plan.rejected}
     if any(claim == "promise" for claim, _ in parts.opened):
         harmed |= _missing_replicas(snapshot, plan)
     best_effort = {view.job.job_id for view in parts.jobs if not view.job.goal.is_hard}
@@ -264,7 +265,8 @@ def _missing_replicas(snapshot: Snapshot, plan: Plan) -> set[tuple[WorkloadId, i
 
 def _lacking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
     """Whom the inner policy's plan gives up, refuses or lets wait, and each replica that services lack."""
-    return _waiting(snapshot, parts, plan) | _harmed(snapshot, parts, plan) | _missing_replicas(snapshot, plan)
+    harmed = {(who, max(-1, number)) for who, number in _harmed(snapshot, parts, plan)}
+    return _waiting(snapshot, parts, plan) | harmed | _missing_replicas(snapshot, plan)
 
 
 def _waiting(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
