@@ -320,3 +320,19 @@ def test_a_step_after_backward_is_told_to_be_an_update(train):
 
     with pytest.raises(InvalidRequest, match=r"call ctx\.update\(\)"):
         train(fit, exact=False)
+
+
+def test_a_loop_over_epochs_ends_where_another_worker_has_ended_the_training(train):
+    seen = []
+
+    def fit(ctx):
+        model, _ = ctx.prepare(torch.nn.Linear(4, 1), sgd)
+        for epoch in ctx.epochs():
+            for batch in ctx.batches(X):
+                ctx.step(loss_of(model, batch))
+                # As a trainer answers once it knows.
+                ctx._trainer.next_shard = lambda: None
+            seen.append(epoch)
+
+    train(fit, num_epochs=2, exact=False)
+    assert seen == [0]

@@ -32,6 +32,9 @@ MOST_TRIED = 8
 # Up to so many devices of best-effort sharers are tried for a workload on whole devices without a look at whether all
 # of them would help.
 FEW = 8
+# Beside a workload, in place of the number of a replica that it lacks: it waits, as a promised job does until its
+# schedule begins, or its promise is given up or refused.
+_WAITS, _IS_LOST = -1, -2
 _GIVEN_UP = "promise given up: its part of a device is too little for its deadline; it ends as soon as it can"
 
 
@@ -241,9 +244,8 @@ def _without_harm(
 def _harmed(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
     """Whom the inner policy's plan gives up or refuses; beside new promises, also each replica that services lack;
     beside best effort, all that wait with a stronger claim, too."""
-    # Not the same as waiting, which a promised job does until its schedule begins.
-    harmed = {(who, -2) for who, claim in plan.claims.items() if claim.code == "given_up"}
-    harmed |= {(who, -2) for who in plan.rejected}
+    harmed = {(who, _IS_LOST) for who, claim in plan.claims.items() if claim.code == "given_up"}
+    harmed |= {(who, _IS_LOST) for who in plan.rejected}
     if any(claim == "promise" for claim, _ in parts.opened):
         harmed |= _missing_replicas(snapshot, plan)
     best_effort = {view.job.job_id for view in parts.jobs if not view.job.goal.is_hard}
@@ -265,14 +267,14 @@ def _missing_replicas(snapshot: Snapshot, plan: Plan) -> set[tuple[WorkloadId, i
 
 def _lacking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
     """Whom the inner policy's plan gives up, refuses or lets wait, and each replica that services lack."""
-    harmed = {(who, max(-1, number)) for who, number in _harmed(snapshot, parts, plan)}
+    harmed = {(who, max(_WAITS, number)) for who, number in _harmed(snapshot, parts, plan)}
     return _waiting(snapshot, parts, plan) | harmed | _missing_replicas(snapshot, plan)
 
 
 def _waiting(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
     """The jobs on whole devices that could start and get none."""
     return {
-        (view.job.job_id, -1)
+        (view.job.job_id, _WAITS)
         for view in snapshot.jobs
         if view.job.job_id not in parts.sharers
         and view.job.job_id not in plan.allocations
