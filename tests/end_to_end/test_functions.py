@@ -114,7 +114,7 @@ LARGE = """
 import torch
 import springtide as st
 
-WIDTH = 3584
+WIDTH = 3328
 
 
 def model():
@@ -131,7 +131,7 @@ large = st.Task(model, data, torch.nn.functional.mse_loss, lambda parameters: to
 
 
 def test_a_model_larger_than_its_functions_is_trained_on_them(run_of: Callable[..., Run], tmp_path: Path) -> None:
-    """822 MB of weights on functions of 1,024 MB, of which torch takes a third: only a stage's own may be in memory."""
+    """709 MB of weights on functions of 1,024 MB, of which torch takes a third: only a stage's own may be in memory."""
     (tmp_path / "large.py").write_text(LARGE)
     plan = plan_of((4, 8, 12, 16), num_micro_batches=2)
     job = job_of("digits", plan, global_batch_size=8, num_epochs=1)
@@ -141,7 +141,7 @@ def test_a_model_larger_than_its_functions_is_trained_on_them(run_of: Callable[.
     run = run_of(job, service=service_of(lifetime_s=120.0, memory_mb=(1024,)))
     run.start()
     run.follow()
-    assert run.of(events.JobFinished), run.events[-3:]
+    assert run.of(events.JobFinished), (run.of(events.JobFailed), run.events[-3:])
     assert run.of(events.JobFinished)[0].step == 2
     status = run.executor.status(job.job_id)
     assert status is not None
@@ -149,5 +149,5 @@ def test_a_model_larger_than_its_functions_is_trained_on_them(run_of: Callable[.
     assert all(0 < place.memory_used_bytes < 1024 << 20 for place in status.places)
     assert (
         sum(tensor.numel() for tensor in load_file(run.of(events.JobFinished)[0].artifact_path).values())
-        == 16 * 3584**2
+        == 16 * 3328**2
     )

@@ -47,7 +47,7 @@ def fit(ctx):
 """
 
 
-def submit(platform, name, num_epochs, seed):
+def submit(platform, name, num_epochs, seed, checkpoint_interval_s=5.0):
     return platform.submit(
         name,
         text=NOISY,
@@ -55,7 +55,7 @@ def submit(platform, name, num_epochs, seed):
         seed=seed,
         global_batch_size=16,
         num_samples=NUM_SAMPLES,
-        checkpoint_interval_s=5.0,
+        checkpoint_interval_s=checkpoint_interval_s,
         batch={"min_size": 16, "max_size": 256, "learning_rate": "adascale"},
     )
 
@@ -143,7 +143,7 @@ def test_four_jobs_share_four_slots_and_their_batches_follow_the_noise(platform,
 @pytest.mark.timeout(300)
 def test_killed_workers_cost_no_sample_though_the_batch_changes(platform, policy):
     platform.start(policy=policy)
-    job_id = submit(platform, "hard", num_epochs=30, seed=5)
+    job_id = submit(platform, "hard", num_epochs=90, seed=5, checkpoint_interval_s=1.0)
     wait_for(lambda: platform.job(job_id)["global_batch_size"] != 16, 120.0, "a first change of the batch")
     wait_for(lambda: platform.job(job_id)["num_workers"] > 1, 60.0, "a second worker")
     first = sorted(platform.worker_pids().items())[0][1]
@@ -156,7 +156,7 @@ def test_killed_workers_cost_no_sample_though_the_batch_changes(platform, policy
     assert ended["state"] == "SUCCEEDED", ended["reason"]
     assert ended["num_restarts"] >= 1
     platform.stop()
-    assert_every_sample_once(platform, job_id, batches_of(platform)[job_id], 30, 5)
+    assert_every_sample_once(platform, job_id, batches_of(platform)[job_id], 90, 5)
     journal = SqliteJournal(platform.state_dir / "journal.db", read_only=True)
     assert verify(Controller(WithinBudget(make_policy(policy), 0.0), overheads=LOCAL_OVERHEADS), journal) > 10
     journal.close()

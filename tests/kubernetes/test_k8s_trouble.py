@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -113,9 +114,11 @@ def test_an_image_that_is_not_there(platform):
 
 def test_the_time_of_a_pull_is_none_of_the_jobs_start(platform, node_lab):
     image = node_lab.folder / "img" / "busybox.tar"
+    # The object of an earlier attempt stays on the platform.
+    job = f"large-{secrets.token_hex(3)}"
     with slow_registry(image, "large") as (name, is_let_go):
-        submit(platform, "large", STEADY, startTimeout="15s", image=name)
-        workload_id = platform.workload_id("large")
+        submit(platform, job, STEADY, startTimeout="15s", image=name)
+        workload_id = platform.workload_id(job)
         began_s = time.monotonic()
 
         def lines() -> list[str]:
@@ -126,14 +129,15 @@ def test_the_time_of_a_pull_is_none_of_the_jobs_start(platform, node_lab):
         assert line.endswith(f'UTC: Pulling image "{name}"'), line
         # Longer than it may take to start, and than control planes look at it.
         time.sleep(max(0.0, began_s + 17.0 - time.monotonic()))
-        assert status_of(platform, "large")["state"] == "STARTING"
-        assert status_of(platform, "large").get("restarts", 0) == 0
+        assert status_of(platform, job)["state"] == "STARTING"
+        assert status_of(platform, job).get("restarts", 0) == 0
         is_let_go.set()
-        status = ended(platform, "large")
+        status = ended(platform, job)
     assert (status["state"], status["restarts"]) == ("SUCCEEDED", 0)
     told = [entry["text"] for entry in platform.view(f"/v1/workloads/{workload_id}/why")["history"]]
     assert any("cannot begin yet: pulls its image since" in text for text in told), told
-    assert any(text.endswith(".0 has begun") for text in told), told
+    # A worker that is ready at the next look, a second later, is told as warm only.
+    assert any(text.endswith((".0 has begun", ".0 is warm")) for text in told), told
 
 
 def test_code_that_fails_says_why(platform):

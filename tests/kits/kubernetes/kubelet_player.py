@@ -54,8 +54,11 @@ class PlayedWorker:
         self._seq = 0
         self._connection: socket.socket | None = None
         self._lock = threading.Lock()
-        self.report(wire.Ready)
         self._thread = threading.Thread(target=self._run, name=f"worker {spec.replica_id}", daemon=True)
+
+    def begin(self) -> None:
+        """Connect and report to be ready."""
+        self.report(wire.Ready)
         self._thread.start()
 
     def report(self, kind: type[Any], **fields: Any) -> None:
@@ -249,7 +252,8 @@ class KubeletPlayer:
             else:
                 spec = spec_of(pod)
                 assert spec is not None
-                self.workers[uid] = self.workers[replica_id] = PlayedWorker(spec)
+                worker = self.workers[uid] = self.workers[replica_id] = PlayedWorker(spec)
+                worker.begin()
                 self._show(pod, "Running", {"running": {"startedAt": _now()}})
         elif worker.exit_code is not None:
             ended = {"exitCode": worker.exit_code, "reason": "Completed" if worker.exit_code == 0 else "Error"}

@@ -316,7 +316,7 @@ def undisturbed_by_epoch(make_plane, source, **options):
 
 @pytest.mark.slow
 def test_rates_that_one_worker_sets_alone_are_told_of_once(make_plane):
-    plane = make_plane(BY_OWN_COUNT, exact=False, num_epochs=9, step_s=0.02)
+    plane = make_plane(BY_OWN_COUNT, exact=False, num_epochs=9, step_s=0.06)
     plane.start_group("a")
     # In the third epoch: the joiner steps once for all epochs before, and is a milestone ahead one epoch later.
     plane.wait_step(30)
