@@ -136,7 +136,9 @@ class ShareBoard:
         best: tuple[float, JobView, DeviceId] | None = None
         for view in reversed(self.jobs):
             mine = self.chosen.get(view.job.job_id, [])
-            if view.job.job_id not in self._snapshot.allocations or len(mine) <= least_workers(view, now_s, overheads):
+            # A promised job that has just been placed, to start, has as many workers as there was room for.
+            may_shrink = view.job.job_id in self._snapshot.allocations or is_promised(view)
+            if not may_shrink or len(mine) <= least_workers(view, now_s, overheads):
                 continue
             own, speed = demand_of(self.share[view.job.job_id]), self.speed(view, mine)
             for device_id in reversed(mine):
