@@ -345,6 +345,18 @@ def test_promised_parts_that_start_together_leave_each_other_what_their_deadline
     check_scene(([(61.0, weak), (121.0, patient.job), (121.0, urgent.job)], [], 4))
 
 
+def test_a_promised_part_that_may_not_open_all_it_could_use_opens_what_its_deadline_needs():
+    """It took two devices, of which a service would have lacked one, and was given none instead, in turns."""
+    whole = {"profile_steps_per_s": {1: 1.0, 2: 2.0, 4: 4.0}, "num_virtual_shards": 64}
+    first = job("first", workers=(1, 1), total_steps=144, goal=Goal(deadline_s=203.2), **whole).job
+    second = job("second", workers=(1, 1), total_steps=361, goal=Goal(deadline_s=545.3), **whole).job
+    part_job = job("part", make_share(0.3), workers=(1, 2), total_steps=283, goal=Goal(deadline_s=1551.0), **whole).job
+    weak = job("weak", make_share(0.4, 0.4), workers=(1, 1), total_steps=800, **whole).job
+    awake = replace(service("s", None).service, grace_s=5.0, idle_s=5.0)
+    events = [(0.0, ServiceDeployed(service=awake)), *((at_s, load(awake, 5)) for at_s in (3.0, 156.0, 306.0))]
+    check_scene(([(6.0, first), (66.0, second), (126.0, part_job), (126.0, weak)], events, 3))
+
+
 def test_a_promise_in_the_place_of_another_part_opens_no_device():
     """A decision came to no end: what the one gave up counted as opened by the other, although that was barred."""
     whole = {"workers": (1, 1), "total_steps": 20, "profile_steps_per_s": {1: 1.0}}
