@@ -153,6 +153,25 @@ def test_a_minimum_that_comes_without_asking_says_whose_promise_is_given_up() ->
     assert "guaranteed" in plan.reasons["fit"]
 
 
+@pytest.mark.parametrize(("now_s", "step", "is_certain"), [(10.0, 180, False), (590.0, 5000, True)])
+def test_a_promise_that_the_largest_size_would_not_keep_either_is_given_up_for_certain(
+    now_s: float, step: int, is_certain: bool
+) -> None:
+    """The job has one device from then on; on two it would take 546 s for the first, and 278 s for the second."""
+    policy, known = Remade(), job("fit", 10_000, 600.0, most=2, profile=TWO)
+    first = policy.decide(Snapshot(now_s=0.0, cluster=cluster(2), jobs=(arriving(known, 0.0),)))
+    later = Snapshot(
+        now_s=now_s,
+        cluster=cluster(2),
+        jobs=(running(first, known, now_s, step),),
+        services=(asked(service(least=1), queued=0),),
+        allocations=dict(first.allocations),
+        memory=first.memory,
+    )
+    claim = policy.decide(later).claims["fit"]
+    assert (claim.code, claim.is_certain) == ("given_up", is_certain)
+
+
 def test_a_device_that_is_promised_later_is_lent_until_then() -> None:
     # The job cannot start before 100 s: it waits out a crash.
     policy, known = Remade(), job("fit", 1000, 620.0, most=2, profile={2: 2.0}, min_workers=2)
