@@ -85,19 +85,25 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         effort also those that only best-effort sharers have parts of, as few as it takes.
         """
 
-        known: dict[tuple[frozenset[WeakClaim], frozenset[DeviceId]], tuple[SharePlan, Plan]] = {}
+        plans: dict[frozenset[DeviceId], Plan] = {}
+
+        def parts_of(barred: frozenset[WeakClaim], yielded: frozenset[DeviceId] = _NONE) -> SharePlan:
+            return SharePlan(snapshot, self.packer, claims, barred, yielded)
+
+        def plan_beside(parts: SharePlan) -> Plan:
+            # The inner policy is shown nothing of what sharers do but the devices that they take.
+            if parts.taken not in plans:
+                plans[parts.taken] = decisions.decide(_shown(snapshot, parts, memory))
+            return plans[parts.taken]
 
         def planned(barred: frozenset[WeakClaim], yielded: frozenset[DeviceId] = _NONE) -> tuple[SharePlan, Plan]:
-            found = known.get((barred, yielded))
-            if found is None:
-                parts = SharePlan(snapshot, self.packer, claims, barred, yielded)
-                found = known[barred, yielded] = parts, decisions.decide(_shown(snapshot, parts, memory))
-            return found
+            parts = parts_of(barred, yielded)
+            return parts, plan_beside(parts)
 
         parts, plan = planned(frozenset())
         barred = frozenset[WeakClaim]()
         if parts.opened and _can_help(_harmed(snapshot, parts, plan), plan):
-            parts, plan, barred = _without_harm(snapshot, parts, plan, planned)
+            parts, plan, barred = _without_harm(snapshot, parts, plan, parts_of, plan_beside)
         yielded = _NONE
         lacking = _lacking(snapshot, parts, plan) if parts.spare or parts.weak else set()
         # Devices of best effort are for stronger claims alone.
@@ -229,21 +235,24 @@ def _without_harm(
     snapshot: Snapshot,
     parts: SharePlan,
     plan: Plan,
-    planned: Callable[[frozenset[WeakClaim]], tuple[SharePlan, Plan]],
+    parts_of: Callable[[frozenset[WeakClaim]], SharePlan],
+    plan_beside: Callable[[SharePlan], Plan],
 ) -> tuple[SharePlan, Plan, frozenset[WeakClaim]]:
     """The plans in which what sharers open harms no workload, and the claims that open nothing therefore."""
-    barred, least_parts, least_plan = frozenset[WeakClaim](), parts, plan
+    barred, least_parts = frozenset[WeakClaim](), parts
     while more := least_parts.opened.keys() - barred:
         # Without the first claims others open what these would have shared.
         barred |= more
-        least_parts, least_plan = planned(barred)
+        least_parts = parts_of(barred)
+    least_plan = plan_beside(least_parts)
     weak = sorted(barred, key=lambda claim: (WEAK_CLAIMS.index(claim[0]), claim[1]))
     least = _harmed(snapshot, parts, least_plan)
     if _harmed(snapshot, parts, plan) <= least:
         return parts, plan, frozenset()
     parts, plan = least_parts, least_plan
     for claim in weak[:MOST_TRIED] if len(weak) > 1 else ():
-        tried_parts, tried_plan = planned(barred - {claim})
+        tried_parts = parts_of(barred - {claim})
+        tried_plan = plan_beside(tried_parts)
         if _harmed(snapshot, tried_parts, tried_plan) <= least:
             parts, plan, barred = tried_parts, tried_plan, barred - {claim}
     return parts, plan, barred
