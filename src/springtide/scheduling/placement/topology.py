@@ -6,7 +6,7 @@ Devices are bits of one integer (a bitmap), so that a question to the whole clus
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class Census:
         self.layout = layout
         self.idle = idle
         self._full = [idle]
-        self._counts: list[Sequence[int]] = []
+        self._counts: list[bytearray | Ints] = []
 
     @property
     def num_idle(self) -> int:
@@ -57,7 +57,7 @@ class Census:
             self._full.append(blocks & blocks >> (1 << below) & self.layout.aligned[below + 1])
         return self._full[level]
 
-    def counts(self, level: int) -> Sequence[int]:
+    def counts(self, level: int) -> bytearray | Ints:
         """How many devices are idle in each block of the level, in order of address."""
         if not self._counts:
             octets = self.idle.to_bytes(self.layout.size // 8, "little")
@@ -67,8 +67,8 @@ class Census:
                     counted[offset :: len(tables)] = octets.translate(table)
                 self._counts.append(counted)
         while len(self._counts) <= level:
-            below = self._counts[-1]
-            self._counts.append([left + right for left, right in zip(below[::2], below[1::2], strict=True)])
+            below = np.asarray(self._counts[-1], dtype=np.int64)
+            self._counts.append(below[::2] + below[1::2])
         return self._counts[level]
 
     def largest_level(self) -> int:

@@ -38,7 +38,10 @@ class Packing:
         for bits in places.values():
             taken |= bits
         self.idle = layout.present & ~taken
-        self._owner = {address: workload_id for workload_id, bits in self.places.items() for address in addresses(bits)}
+        # By address; None where no job is. Blocks may reach beyond the last address.
+        self._owner: list[WorkloadId | None] = [None] * layout.size
+        for workload_id, bits in self.places.items():
+            self._set_owner(bits, workload_id)
 
     def gather(self, workload_id: WorkloadId) -> bool:
         """Give the workload as many devices as it has now in one aligned block.
@@ -48,7 +51,7 @@ class Packing:
         """
         if self._budget.moves <= 0:
             return False
-        before = dict(self.places), self.idle, set(self.moved), dict(self._owner)
+        before = dict(self.places), self.idle, set(self.moved), list(self._owner)
         homeless = [(workload_id, self.places[workload_id].bit_count())]
         self._release(workload_id)
         for _ in range(min(_MAX_MOVES, self._budget.moves)):
@@ -65,8 +68,11 @@ class Packing:
     def _release(self, workload_id: WorkloadId) -> None:
         bits = self.places.pop(workload_id)
         self.idle |= bits
+        self._set_owner(bits, None)
+
+    def _set_owner(self, bits: int, owner: WorkloadId | None) -> None:
         for address in addresses(bits):
-            del self._owner[address]
+            self._owner[address] = owner
 
     def _place(self, workload_id: WorkloadId, count: int) -> list[tuple[WorkloadId, int]] | None:
         """Give it the aligned block that the fewest devices in use have to leave, if there is one.
@@ -94,7 +100,7 @@ class Packing:
             chosen |= 1 << address
         self.places[workload_id] = chosen
         self.idle &= ~chosen
-        self._owner.update(dict.fromkeys(addresses(chosen), workload_id))
+        self._set_owner(chosen, workload_id)
         self.moved.add(workload_id)
         order = sorted(evicted, key=lambda other: (-evicted[other].bit_count(), other))
         return [(other, evicted[other].bit_count()) for other in order]
@@ -109,9 +115,8 @@ class Packing:
 
     def _inside(self, start: int, level: int) -> list[WorkloadId]:
         """The jobs in the block, each once, by address."""
-        owner = self._owner
-        found = (owner.get(address) for address in range(start, start + (1 << level)))
-        return list(dict.fromkeys(job_id for job_id in found if job_id is not None))
+        found = dict.fromkeys(self._owner[start : start + (1 << level)])
+        return [job_id for job_id in found if job_id is not None]
 
     def _can_empty(self, start: int, level: int) -> bool:
         """Whether all jobs in the block may be moved and are inside it and smaller, or not in one block anyway."""
