@@ -248,12 +248,14 @@ def claims_of(
     for key in state.given_up:
         if key in entries:
             entry = entries[key]
+            # On its largest size all the time, on as few nodes as possible. By its committed schedule alone, which is
+            # the same at every snapshot until it is planned anew.
+            rates = state.full_rates[key] if key in state.slowed else entry.rates
+            soonest_s = entry.since_s + entry.work / rates[entry.sizes[-1]]
             claims[WorkloadId(key)] = TimeClaim(
                 code="given_up",
                 at_s=entry.end_s if entry.end_s < math.inf else None,
-                # At its largest size all the time it would be late, too. By its committed schedule alone, which is the
-                # same at every snapshot until it is planned anew.
-                is_certain=entry.since_s + entry.work / entry.rates[entry.sizes[-1]] > entry.deadline_s + TOLERANCE_S,
+                is_certain=soonest_s > entry.deadline_s + TOLERANCE_S,
             )
     for service_id, wait_s in state.waits.items():
         claims[service_id] = TimeClaim(code="waits_for", at_s=wait_s)
