@@ -18,10 +18,9 @@ from springtide.core.job_parts import DeadlinePromise, JobProgress
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
 from springtide.scheduling.policies.springtide.policy import DerivedPromises, Springtide
-from springtide.scheduling.policies.springtide.reasons import claims_of, why_service_waits
+from springtide.scheduling.policies.springtide.reasons import why_service_waits
 from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import ProfiledSpeeds, overhead_rule
-from springtide.solvers.reservations.reservation_table import Entry
 
 SOURCE = Entrypoint(source_path="a.py")
 TWO = {1: 10.0, 2: 18.0}
@@ -149,47 +148,9 @@ def test_a_guaranteed_minimum_comes_before_the_first_replica_of_an_earlier_servi
 def test_a_minimum_that_comes_without_asking_says_whose_promise_is_given_up() -> None:
     _, plan = wakes(600.0, asked(service(least=1), queued=0))
     assert {who: given.num_devices for who, given in plan.allocations.items()} == {"fit": 1, "s": 1}
-    assert plan.claims["fit"].code == "given_up"
+    assert (plan.claims["fit"].code, plan.claims["fit"].is_certain) == ("given_up", False)
     assert plan.reasons["fit"].startswith("promise given up: 1 device left for promised deadlines")
     assert "guaranteed" in plan.reasons["fit"]
-
-
-@pytest.mark.parametrize(("now_s", "step", "is_certain"), [(10.0, 180, False), (590.0, 5000, True)])
-def test_a_promise_that_the_largest_size_would_not_keep_either_is_given_up_for_certain(
-    now_s: float, step: int, is_certain: bool
-) -> None:
-    """The job has one device from then on; on two it would take 546 s for the first, and 278 s for the second."""
-    policy, known = Remade(), job("fit", 10_000, 600.0, most=2, profile=TWO)
-    first = policy.decide(Snapshot(now_s=0.0, cluster=cluster(2), jobs=(arriving(known, 0.0),)))
-    later = Snapshot(
-        now_s=now_s,
-        cluster=cluster(2),
-        jobs=(running(first, known, now_s, step),),
-        services=(asked(service(least=1), queued=0),),
-        allocations=dict(first.allocations),
-        memory=first.memory,
-    )
-    claim = policy.decide(later).claims["fit"]
-    assert (claim.code, claim.is_certain) == ("given_up", is_certain)
-
-
-@pytest.mark.parametrize(("slowed", "is_certain"), [({}, True), ({"fit": 0.5}, False)])
-def test_a_promise_that_is_late_only_on_scattered_devices_is_not_given_up_for_certain(
-    slowed: dict[str, float], is_certain: bool
-) -> None:
-    """1,000 steps by 150 s, at 5 steps a second: half of the speed on devices that lie close together."""
-    late = Entry("fit", 1000.0, 150.0, (0.0, 5.0), (1,))
-    late.is_late = True
-    state = SimpleNamespace(
-        reservations=SimpleNamespace(entries={"fit": late}),
-        given_up={"fit": "late"},
-        waits={},
-        slowed=slowed,
-        full_rates={"fit": (0.0, 10.0)},
-    )
-    snapshot = Snapshot(now_s=0.0, cluster=cluster(1))
-    claims = claims_of({}, snapshot, {}, state)  # type: ignore[arg-type]
-    assert claims["fit"].is_certain == is_certain
 
 
 def test_a_device_that_is_promised_later_is_lent_until_then() -> None:
