@@ -21,12 +21,12 @@ from springtide.scheduling.placement.layout import lowest as lowest
 
 Ints = NDArray[np.int64]
 
-# For blocks of 1, 2, 4 and 8 bits: how many bits are set in each block of a byte, as tables for bytes.translate.
+# For blocks of 1, 2 and 4 bits: how many bits are set in each block of a byte, as tables for bytes.translate.
 _BITS_IN_BYTE: tuple[tuple[bytes, ...], ...] = tuple(
     tuple(
         bytes((value >> shift & (1 << width) - 1).bit_count() for value in range(256)) for shift in range(0, 8, width)
     )
-    for width in (1, 2, 4, 8)
+    for width in (1, 2, 4)
 )
 
 
@@ -42,7 +42,7 @@ class Census:
         self.layout = layout
         self.idle = idle
         self._full = [idle]
-        self._counts: list[bytearray | Ints] = []
+        self._counts: dict[int, bytearray | Ints] = {}
 
     @property
     def num_idle(self) -> int:
@@ -59,17 +59,24 @@ class Census:
 
     def counts(self, level: int) -> bytearray | Ints:
         """How many devices are idle in each block of the level, in order of address."""
-        if not self._counts:
-            octets = self.idle.to_bytes(self.layout.size // 8, "little")
-            for tables in _BITS_IN_BYTE:
-                counted = bytearray(len(octets) * len(tables))
-                for offset, table in enumerate(tables):
-                    counted[offset :: len(tables)] = octets.translate(table)
-                self._counts.append(counted)
-        while len(self._counts) <= level:
-            below = np.asarray(self._counts[-1], dtype=np.int64)
-            self._counts.append(below[::2] + below[1::2])
-        return self._counts[level]
+        found = self._counts.get(level)
+        if found is None:
+            found = self._counts[level] = self._counted(level)
+        return found
+
+    def _counted(self, level: int) -> bytearray | Ints:
+        if level > 3:
+            below = self.counts(level - 1)
+            return np.asarray(below[::2]) + np.asarray(below[1::2])
+        octets = self.idle.to_bytes(self.layout.size // 8, "little")
+        if level == 3:
+            whole_bytes: Ints = np.bitwise_count(np.frombuffer(octets, dtype=np.uint8)).astype(np.int64)
+            return whole_bytes
+        tables = _BITS_IN_BYTE[level]
+        counted = bytearray(len(octets) * len(tables))
+        for offset, table in enumerate(tables):
+            counted[offset :: len(tables)] = octets.translate(table)
+        return counted
 
     def largest_level(self) -> int:
         """The level of the largest block that is idle throughout; -1 if nothing is idle."""

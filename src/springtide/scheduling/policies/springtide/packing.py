@@ -108,9 +108,12 @@ class Packing:
     def _counts(self, bits: int, level: int) -> npt.NDArray[np.int64]:
         """How many of the addresses in each block of 2**`level` are in the bitmap."""
         size = max(self.layout.size, 1 << level)
-        octets = np.frombuffer(bits.to_bytes(-(-size // 8), "little"), dtype=np.uint8)
-        flags = np.unpackbits(octets, bitorder="little")[:size]
-        counts: npt.NDArray[np.int64] = flags.reshape(-1, 1 << level).sum(axis=1, dtype=np.int64)
+        octets = np.frombuffer(bits.to_bytes(size // 8, "little"), dtype=np.uint8)
+        # Whole bytes are counted at once.
+        parts = np.unpackbits(octets, bitorder="little") if level < 3 else np.bitwise_count(octets)
+        counts: npt.NDArray[np.int64] = parts.reshape(-1, 1 << (level if level < 3 else level - 3)).sum(
+            axis=1, dtype=np.int64
+        )
         return counts
 
     def _inside(self, start: int, level: int) -> list[WorkloadId]:
