@@ -63,6 +63,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def bitmap(self, device_ids: Iterable[DeviceId]) -> int:
         """The bitmap of some devices; those that are not alive are left out."""
+        if isinstance(device_ids, tuple):
+            return _bitmap(self, device_ids)
         found = map(self.address_of.get, device_ids)
         return self.bitmap_at([address for address in found if address is not None])
 
@@ -83,6 +85,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """The devices in a bitmap, in order of address."""
         found = (self.device_at[address] for address in addresses(bits))
         return tuple(device for device in found if device is not None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _bitmap(layout: Layout, device_ids: tuple[DeviceId, ...]) -> int:
+    # Workloads keep their devices, and are asked for them many times in each decision.
+    return layout.bitmap([*device_ids])
 
 
 def layout_of(cluster: Topology) -> Layout:

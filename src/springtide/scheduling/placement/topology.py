@@ -36,13 +36,14 @@ class Census:
     Immutable; counts lazily, so that a question costs only the levels it looks at.
     """
 
-    __slots__ = ("_counts", "_full", "idle", "layout")
+    __slots__ = ("_counts", "_full", "_of_nodes", "idle", "layout")
 
     def __init__(self, layout: Layout, idle: int) -> None:
         self.layout = layout
         self.idle = idle
         self._full = [idle]
         self._counts: dict[int, bytearray | Ints] = {}
+        self._of_nodes: Ints | None = None
 
     @property
     def num_idle(self) -> int:
@@ -66,8 +67,9 @@ class Census:
 
     def _counted(self, level: int) -> bytearray | Ints:
         if level > 3:
-            below = self.counts(level - 1)
-            return np.asarray(below[::2]) + np.asarray(below[1::2])
+            below = np.asarray(self.counts(level - 1))
+            pairs: Ints = below[::2] + below[1::2]
+            return pairs
         octets = self.idle.to_bytes(self.layout.size // 8, "little")
         if level == 3:
             whole_bytes: Ints = np.bitwise_count(np.frombuffer(octets, dtype=np.uint8)).astype(np.int64)
@@ -141,9 +143,11 @@ class Census:
         return self.best_block(level)
 
     def idle_of_nodes(self) -> Ints:
-        """How many devices are idle on each node. Shape [nodes]."""
-        parts = [self.counts(level)[start >> level : end >> level] for level, start, end in self.layout.runs]
-        return np.concatenate([np.zeros(0, dtype=np.int64), *map(np.asarray, parts)])
+        """How many devices are idle on each node; not to be changed. Shape [nodes]."""
+        if self._of_nodes is None:
+            parts = [self.counts(level)[start >> level : end >> level] for level, start, end in self.layout.runs]
+            self._of_nodes = np.concatenate([np.zeros(0, dtype=np.int64), *map(np.asarray, parts)])
+        return self._of_nodes
 
     def fewest_nodes(self, count: int) -> int:
         """The fewest nodes with `count` idle devices together; 0 if not so many are idle."""
@@ -311,6 +315,12 @@ def fewest_suffice(census: Census, count: int) -> bool:
 
 
 def _num_needed(idle: Ints, count: int) -> int:
-    """How many of the nodes, fullest first, it takes to have `count` idle devices; 0 if all are not enough."""
-    number = int(np.searchsorted(np.cumsum(np.sort(idle)[::-1]), count))
-    return number + 1 if number < len(idle) else 0
+    """How many of the nodes, fullest first, it takes to have `count` (at least 1) idle devices; 0 if all are not
+    enough."""
+    number, nodes_with = 0, np.bincount(idle)
+    for size in range(len(nodes_with) - 1, 0, -1):
+        num_nodes = int(nodes_with[size])
+        if num_nodes * size >= count:
+            return number - (-count // size)
+        number, count = number + num_nodes, count - num_nodes * size
+    return 0
