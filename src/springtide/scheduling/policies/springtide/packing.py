@@ -48,16 +48,20 @@ class Packing:
             self._set_owner(bits, workload_id)
             self._leaves_from[self._least_level(workload_id, bits)] |= bits
 
-    def gather(self, workload_id: WorkloadId) -> bool:
-        """Give the workload as many devices as it has now in one aligned block.
+    def gather(self, workload_id: WorkloadId, num_parts: int = 1) -> bool:
+        """Give the workload as many devices as it has now in one aligned block, or in `num_parts` blocks of one size.
 
-        If there is none, or more than `_MAX_MOVES` jobs or than the decision may move would be placed anew for it,
-        change nothing.
+        If there are none, or more than `_MAX_MOVES` jobs or than the decision may move would be placed anew for it, or
+        it would be on no fewer nodes than now, change nothing.
         """
-        if self._budget.moves <= 0:
+        bits = self.places[workload_id]
+        count, num_nodes = bits.bit_count() // num_parts, len(self.layout.nodes_of(bits))
+        if self._budget.moves <= 0 or count * num_parts != bits.bit_count():
             return False
         before = dict(self.places), self.idle, set(self.moved), list(self._owner), list(self._leaves_from)
-        homeless = [(workload_id, self.places[workload_id].bit_count())]
+        # Parts are placed as jobs that do not move.
+        parts = [workload_id] if num_parts == 1 else [WorkloadId(f"{workload_id}#{at}") for at in range(num_parts)]
+        homeless = [(part, count) for part in parts]
         self._release(workload_id)
         for _ in range(min(_MAX_MOVES, self._budget.moves)):
             self._budget.moves -= 1
@@ -66,9 +70,21 @@ class Packing:
                 break
             homeless += reversed(evicted)
             if not homeless:
-                return True
+                if num_parts == 1 or self._join(workload_id, parts) < num_nodes:
+                    return True
+                break
         self.places, self.idle, self.moved, self._owner, self._leaves_from = before
         return False
+
+    def _join(self, workload_id: WorkloadId, parts: Collection[WorkloadId]) -> int:
+        """Make one workload of parts that have been placed; returns on how many nodes it is."""
+        bits = 0
+        for part in parts:
+            bits |= self.places[part]
+            self._release(part)
+        self._put(workload_id, bits)
+        self.moved.difference_update(parts)
+        return len(self.layout.nodes_of(bits))
 
     def _release(self, workload_id: WorkloadId) -> None:
         bits = self.places.pop(workload_id)
@@ -108,13 +124,17 @@ class Packing:
         chosen = 0
         for address in addresses(block & self.layout.present)[:count]:
             chosen |= 1 << address
-        self.places[workload_id] = chosen
-        self.idle &= ~chosen
-        self._set_owner(chosen, workload_id)
-        self.moved.add(workload_id)
-        self._leaves_from[self._least_level(workload_id, chosen)] |= chosen
+        self._put(workload_id, chosen)
         order = sorted(evicted, key=lambda other: (-evicted[other].bit_count(), other))
         return [(other, evicted[other].bit_count()) for other in order]
+
+    def _put(self, workload_id: WorkloadId, bits: int) -> None:
+        """Move a workload to these idle devices."""
+        self.places[workload_id] = bits
+        self.idle &= ~bits
+        self._set_owner(bits, workload_id)
+        self.moved.add(workload_id)
+        self._leaves_from[self._least_level(workload_id, bits)] |= bits
 
     def _counts(self, bits: int, level: int) -> npt.NDArray[np.int64]:
         """How many of the addresses in each block of 2**`level` are in the bitmap."""

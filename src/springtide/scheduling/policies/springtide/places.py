@@ -170,7 +170,10 @@ def _pack(
     )
     scattered.sort(key=lambda workload_id: (-placed[workload_id].num_devices, workload_id))
     for workload_id in scattered:
-        packing.gather(workload_id)
+        # Where no block can be cleared for all of it, on fewer nodes at least.
+        for num_parts in (1, 2, 4):
+            if packing.gather(workload_id, num_parts):
+                break
     result = dict(placed)
     for workload_id in packing.moved:
         bits = packing.places[workload_id]
