@@ -184,7 +184,6 @@ def test_loggers_of_the_program_note_each_resize(make_program):
 
 
 REFUSED = {
-    "manual optimization": ("__init__()", "__init__(); self.automatic_optimization = False", "optimization of its own"),
     "a strategy": ("devices=1,", 'devices=2, strategy="ddp",', "DDPStrategy, and the platform divides"),
     "a limit of time": ("max_epochs=4,", 'max_epochs=4, max_time="00:00:01:00",', "max_time and Timer"),
     "a second training": ("trainer.fit(Module()", "trainer.fit(Module(), train); trainer.fit(Module()", "trains twice"),

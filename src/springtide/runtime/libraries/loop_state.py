@@ -17,13 +17,13 @@ class LoopState:
     def __init__(
         self,
         accelerator: Any,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         schedulers: Sequence[Any],
         variables: LoopVariables,
     ) -> None:
         """`schedulers` are those of torch, the same on all workers."""
         self._accelerator = accelerator
-        self._optimizer = optimizer
+        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         self._schedulers = schedulers
         self._variables = variables
         # Where the next step begins: the number of the epoch, and of the batch in it.
@@ -45,7 +45,7 @@ class LoopState:
             "objects": [copy.deepcopy(thing.state_dict()) for thing in self._accelerator._custom_objects],
             "groups": [
                 {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
-                for group in self._optimizer.param_groups
+                for group in self._groups
             ],
             "variables": self._variables.read(),
         }
@@ -69,6 +69,6 @@ class LoopState:
             scheduler.load_state_dict(found)
         for thing, found in zip(self._accelerator._custom_objects, state["objects"], strict=True):
             thing.load_state_dict(found)
-        for group, values in zip(self._optimizer.param_groups, state["groups"], strict=True):
+        for group, values in zip(self._groups, state["groups"], strict=True):
             group.update(values)
         self._variables.write(state["variables"])

@@ -12,6 +12,7 @@ from springtide.core.workload import Entrypoint, Library
 from springtide.runtime.elastic.trainer import Trainer
 from springtide.runtime.libraries.import_hook import ModulePatch
 from springtide.runtime.libraries.loop import LOOP, LibraryLoop
+from springtide.runtime.libraries.turns import watch_clipping
 from springtide.runtime.script import run_file
 
 _CALLS: Mapping[Library, str] = MappingProxyType(
@@ -58,6 +59,7 @@ def run_program(trainer: Trainer, entrypoint: Entrypoint) -> None:
 
 def _install(library: Library, loop: LibraryLoop) -> None:
     """Have the library's loop run by `loop` once the program imports it; Lightning asks for it by itself."""
+    watch_clipping(lambda parameters: loop.before_clip(parameters))
     if library == "transformers":
         from springtide.runtime.libraries.transformers import patch_trainer
 

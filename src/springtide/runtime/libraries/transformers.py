@@ -15,12 +15,11 @@ from typing import Any
 import torch
 
 from springtide.core.errors import InvalidRequest
-from springtide.runtime.libraries.loop import LOOP, Exchanged, LibraryLoop, LibraryState
+from springtide.runtime.libraries.loop import FIXED, LOOP, Exchanged, LibraryLoop, LibraryState
 from springtide.runtime.libraries.noticed_number import noticed
 from springtide.runtime.libraries.part_loader import PartLoader
 from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
 
-_FIXED = "give the job one number of workers, as --workers 1"
 # Stands for the checkpoint's folder where the state came from another worker or from the platform's checkpoint.
 _TAKEN = "<springtide>"
 _BEST_MODEL_WAIT_S = 120.0
@@ -117,7 +116,7 @@ class TrainerFit:
         trainer.create_optimizer()
         self._loop.on_group = self._show_rank
         state = LibraryState(self._loop, self._state, self._take)
-        self._loop.attach(trainer.model, trainer.optimizer, state)
+        self._loop.attach(trainer.model, [trainer.optimizer], state)
         if self._loaded is None:
             return where
         known = {field.name for field in dataclasses.fields(trainer.state)}
@@ -290,9 +289,9 @@ def _check(trainer: Any) -> None:
     if is_divided or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         raise InvalidRequest(
             "the Trainer uses DeepSpeed, FSDP or several devices, and the platform divides the work itself; leave them "
-            f"out, or {_FIXED}"
+            f"out, or {FIXED}"
         )
     if trainer.accelerator.scaler is not None:
-        raise InvalidRequest(f"fp16=True scales its loss, which cannot move; use bf16=True, or {_FIXED}")
+        raise InvalidRequest(f"fp16=True scales its loss, which cannot move; use bf16=True, or {FIXED}")
     if args.auto_find_batch_size:
-        raise InvalidRequest(f"auto_find_batch_size would give each worker another batch; leave it out, or {_FIXED}")
+        raise InvalidRequest(f"auto_find_batch_size would give each worker another batch; leave it out, or {FIXED}")
