@@ -6,24 +6,20 @@ its top: in epochs that are over each loader gives one batch, of which nothing i
 
 from __future__ import annotations
 
-import functools
-import gc
 import importlib
 import itertools
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 
-from springtide.core.errors import InvalidRequest
 from springtide.runtime.libraries.epoch_range import num_rounds
-from springtide.runtime.libraries.loop import FIXED, Exchanged, LibraryLoop, LibraryState
-from springtide.runtime.libraries.loop_state import LoopState
+from springtide.runtime.libraries.import_hook import around
+from springtide.runtime.libraries.loop import Exchanged, LibraryLoop, LibraryState, NotDivisible
+from springtide.runtime.libraries.loop_state import LoopState, schedulers_of
 from springtide.runtime.libraries.loop_variables import LoopVariables, program_frames
 from springtide.runtime.libraries.part_loader import PartLoader
+from springtide.runtime.libraries.quiet import QuietOutput
 from springtide.runtime.libraries.turns import OptimizerTurns
 from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
 
@@ -48,15 +44,7 @@ def patch_accelerator(module: Any, loop: LibraryLoop) -> None:
         (loaders.DataLoaderDispatcher, "__iter__", fit.iterate),
     ]
     for owner, name, method in wrapped:
-        setattr(owner, name, _around(getattr(owner, name), method))
-
-
-def _around(before: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(before)
-    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        return method(functools.partial(before, self), self, *arguments, **keywords)
-
-    return call
+        setattr(owner, name, around(getattr(owner, name), method))
 
 
 class AccelerateFit:
@@ -84,8 +72,7 @@ class AccelerateFit:
         self._is_backward = False
         self._is_updated = False
         self._is_again = False
-        # The program's output, while what it prints is left out.
-        self._output: Any = None
+        self._output = QuietOutput()
 
     @property
     def _is_void(self) -> bool:
@@ -122,16 +109,19 @@ class AccelerateFit:
         accelerator = getattr(shard, _OWNER)
         model, optimizers = _checked(accelerator)
         if type(shard).__name__ != "DataLoaderShard":
-            raise InvalidRequest(
+            raise NotDivisible(
                 "one process reads the training data for all (dispatch_batches=True, or an IterableDataset), and the "
-                f"platform divides the batches; give the DataLoader a dataset with __len__ and __getitem__, or {FIXED}"
+                "platform divides the batches; give the DataLoader a dataset with __len__ and __getitem__"
             )
         self._accelerator, self._shard, self._optimizers = accelerator, shard, optimizers
         self._loader = PartLoader(shard.base_dataloader, self._loop, accelerator.device)
         self._num_rounds = num_rounds(program_frames())
-        self._state = LoopState(accelerator, optimizers, _schedulers(accelerator, optimizers), LoopVariables())
+        prepared = [scheduler.scheduler for scheduler in accelerator._schedulers]
+        schedulers = schedulers_of(prepared, optimizers, accelerator._optimizers)
+        self._state = LoopState(optimizers, schedulers, LoopVariables(), accelerator)
         self._kept = LibraryState(self._loop, self._state.read, self._state.take)
         self._loop.on_group = self._show_rank
+        self._loop.ends_by_program = True
         if len(optimizers) > 1:
             self._turns = OptimizerTurns(self._loop, optimizers, "accelerator.backward(loss)")
             self._loop.before_clip = self._before_clip
@@ -142,11 +132,7 @@ class AccelerateFit:
         is_void = self._is_void
         shared = importlib.import_module("accelerate.state").PartialState._shared_state
         shared["process_index"] = shared["local_process_index"] = max(self._loop.rank, int(is_void))
-        if is_void and self._output is None:
-            self._output, sys.stdout = sys.stdout, open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-        elif not is_void and self._output is not None:
-            sys.stdout.close()
-            sys.stdout, self._output = self._output, None
+        self._output.set(is_void)
 
     # --- loaders ----------------------------------------------------------------------------------------------------
 
@@ -244,29 +230,29 @@ class AccelerateFit:
                     self._loop.drop()
                 raise
             if not (self._is_backward or self._turns):
-                raise InvalidRequest(
+                raise NotDivisible(
                     "the program used a batch of its training loader without accelerator.backward(loss), as with "
                     "loss.backward() or `continue`, so that workers cannot add up their gradients; call it for every "
-                    f"batch, or {FIXED}"
+                    "batch"
                 )
         if not (self._is_updated or self._is_again or self._turns):
-            raise InvalidRequest(
+            raise NotDivisible(
                 "the optimizer's step() was not called after the last backward pass of its step; to add up gradients "
                 "over several batches use Accelerator(gradient_accumulation_steps=N) and "
-                f"accelerator.accumulate(model), or {FIXED}"
+                "accelerator.accumulate(model)"
             )
 
     def backward(self, backward: Callable[..., Any], accelerator: Any, loss: torch.Tensor, **keywords: Any) -> None:
         """Run backward for this worker's part of a batch; in the last pass of a step, exchange."""
         sync = accelerator.gradient_state
         if not self._is_in_pass or accelerator is not self._accelerator:
-            raise InvalidRequest(
+            raise NotDivisible(
                 "accelerator.backward() got a loss that is not of a batch of the training loader; pass the one "
                 "DataLoader that the program trains on, its model and its optimizer through accelerator.prepare(), "
-                f"call model.train() before the loop, or {FIXED}"
+                "call model.train() before the loop"
             )
         if self._is_backward and self._turns is None:
-            raise InvalidRequest(f"the program has two backward passes for one batch; add up the losses, or {FIXED}")
+            raise NotDivisible("the program has two backward passes for one batch; add up the losses")
         self._is_backward = True
         if self._is_void:
             sync._set_sync_gradients(False)
@@ -277,9 +263,9 @@ class AccelerateFit:
         assert self._loader is not None
         number = self._loader.number
         if self._loop.is_last(number) != sync.sync_gradients:
-            raise InvalidRequest(
+            raise NotDivisible(
                 "the program accumulates gradients in its own way; use `with accelerator.accumulate(model):` around "
-                f"each batch, or {FIXED}"
+                "each batch"
             )
         told = loss.detach() * self._loop.part_of_step(number)
         if self._turns is not None:
@@ -358,23 +344,19 @@ def _checked(accelerator: Any) -> tuple[torch.nn.Module, list[torch.optim.Optimi
     Raises InvalidRequest for what cannot move or be divided.
     """
     if accelerator.num_processes > 1 or accelerator.distributed_type.value != "NO":
-        raise InvalidRequest(
+        raise NotDivisible(
             "the Accelerator uses DeepSpeed, FSDP or several devices, and the platform divides the work itself; leave "
-            f"them out, or {FIXED}"
+            "them out"
         )
     if accelerator.scaler is not None or accelerator.mixed_precision == "fp8":
-        raise InvalidRequest(
-            f"mixed_precision={accelerator.mixed_precision!r} scales what cannot move; use 'bf16', or {FIXED}"
-        )
+        raise NotDivisible(f"mixed_precision={accelerator.mixed_precision!r} scales what cannot move; use 'bf16'")
     state = accelerator.gradient_state
     if accelerator.gradient_accumulation_steps > 1 and not state.sync_with_dataloader:
-        raise InvalidRequest(
-            f"sync_with_dataloader=False has steps that go across the end of an epoch; leave it out, or {FIXED}"
-        )
+        raise NotDivisible("sync_with_dataloader=False has steps that go across the end of an epoch; leave it out")
     if not accelerator._optimizers:
-        raise InvalidRequest(
+        raise NotDivisible(
             "the program has prepared no optimizer, and a loop that is resized in place has one, passed through "
-            f"accelerator.prepare(); {FIXED}"
+            "accelerator.prepare()"
         )
     optimizers = [wrapper.optimizer for wrapper in accelerator._optimizers]
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
@@ -385,9 +367,9 @@ def _checked(accelerator: Any) -> tuple[torch.nn.Module, list[torch.optim.Optimi
     models = torch.nn.ModuleList(accelerator._models)
     if len(optimizers) > 1 and trained <= {id(parameter) for parameter in models.parameters()}:
         return models, optimizers
-    raise InvalidRequest(
+    raise NotDivisible(
         "the parameters of the optimizer are not those of one model that was passed through accelerator.prepare() "
-        f"(of several optimizers, of several models); pass modules that have them all, or {FIXED}"
+        "(of several optimizers, of several models); pass modules that have them all"
     )
 
 
@@ -400,29 +382,3 @@ def _length(num_rounds: int, in_epoch: int, schedulers: list[Any]) -> int:
             if isinstance(told, int) and length - in_epoch < told < length:
                 length = told
     return length
-
-
-def _schedulers(accelerator: Any, optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
-    """The optimizers' schedulers, prepared or not. Raises InvalidRequest if their order is not known."""
-    prepared = [scheduler.scheduler for scheduler in accelerator._schedulers]
-    wrappers = accelerator._optimizers
-    return [*prepared, *(one for pair in zip(optimizers, wrappers, strict=True) for one in _unprepared(pair, prepared))]
-
-
-def _unprepared(optimizer: tuple[Any, Any], prepared: list[Any]) -> list[Any]:
-    others = [
-        thing
-        for thing in gc.get_objects()
-        # By its type: some objects compute what they say is their class.
-        if issubclass(type(thing), LRScheduler)
-        and any(getattr(thing, "optimizer", None) is one for one in optimizer)
-        and not any(thing is one for one in prepared)
-    ]
-    inner = [part for one in [*prepared, *others] for part in getattr(one, "_schedulers", ())]
-    outer = [one for one in others if not any(one is part for part in inner)]
-    if len(outer) > 1:
-        raise InvalidRequest(
-            "several schedulers of the optimizer were not passed through accelerator.prepare(); pass all of them, or "
-            f"{FIXED}"
-        )
-    return outer

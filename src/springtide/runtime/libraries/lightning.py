@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from springtide.core.errors import InvalidRequest
-from springtide.runtime.libraries.loop import FIXED, LOOP, Exchanged, LibraryLoop, LibraryState
+from springtide.runtime.libraries.loop import LOOP, Exchanged, LibraryLoop, LibraryState, NotDivisible
 from springtide.runtime.libraries.part_loader import PartLoader
 from springtide.runtime.libraries.turns import OptimizerTurns, StepAgain
 from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
@@ -133,12 +132,13 @@ class LightningFit:
 
     def _attach(self) -> None:
         trainer = self._trainer
-        if not trainer.optimizers:
-            raise InvalidRequest(f"configure_optimizers() has returned no optimizer; {FIXED}")
+        # Lightning's own stands for none.
+        if all(type(optimizer).__name__ == "_MockOptimizer" for optimizer in trainer.optimizers):
+            raise NotDivisible("configure_optimizers() has returned no optimizer")
         if type(trainer.fit_loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher":
-            raise InvalidRequest(f"training_step takes a dataloader_iter, which cannot be divided; {FIXED}")
+            raise NotDivisible("training_step takes a dataloader_iter, which cannot be divided")
         if len(trainer.fit_loop._combined_loader.flattened) != 1:
-            raise InvalidRequest(f"the program trains on several DataLoaders at once; {FIXED}")
+            raise NotDivisible("the program trains on several DataLoaders at once")
         # Lightning's own handler ends the program: the platform's lets the step end and saves.
         signal.signal(signal.SIGTERM, self._sigterm)
         num_steps = trainer.estimated_stepping_batches
@@ -376,13 +376,10 @@ def _check(trainer: Any) -> None:
     """Raise InvalidRequest for what Lightning would do on other devices by itself, or what cannot move."""
     strategy = type(trainer.strategy).__name__
     if strategy != "SingleDeviceStrategy":
-        raise InvalidRequest(
-            f"the Trainer uses {strategy}, and the platform divides the work itself; leave out strategy and devices, "
-            f"or {FIXED}"
+        raise NotDivisible(
+            f"the Trainer uses {strategy}, and the platform divides the work itself; leave out strategy and devices"
         )
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
-        raise InvalidRequest(f'precision="16-mixed" scales its loss, which cannot move; use "bf16-mixed", or {FIXED}')
+        raise NotDivisible('precision="16-mixed" scales its loss, which cannot move; use "bf16-mixed"')
     if any(type(callback).__name__ == "Timer" for callback in trainer.callbacks):
-        raise InvalidRequest(
-            f"max_time and Timer end each worker at another step; use max_steps or max_epochs, or {FIXED}"
-        )
+        raise NotDivisible("max_time and Timer end each worker at another step; use max_steps or max_epochs")

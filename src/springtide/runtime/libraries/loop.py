@@ -23,8 +23,13 @@ from springtide.runtime.elastic.steps.library_turns import LibraryTurns
 from springtide.runtime.elastic.trainer import Trainer
 from springtide.runtime.process.exits import WorkerExit
 
-# How a program that is refused runs all the same.
-FIXED = "give the job one number of workers, as --workers 1"
+
+class NotDivisible(InvalidRequest):
+    """What a program does cannot be divided among workers; on one it runs. `reason` says what it is, and what to do."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; or give the job one number of workers, as --workers 1")
+        self.reason = reason
 
 
 class Exchanged(enum.Enum):
@@ -62,6 +67,8 @@ class LibraryLoop:
         self.exit: WorkerExit | None = None
         # Called after each change of the group.
         self.on_group: Callable[[], None] = lambda: None
+        # Whether the program's own code decides when its loop ends.
+        self.ends_by_program = False
         # Called before gradients of these parameters are clipped.
         self.before_clip: Callable[[list[torch.Tensor]], None] = lambda parameters: None
         self._state: LibraryState | None = None

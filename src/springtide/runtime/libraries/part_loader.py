@@ -12,7 +12,7 @@ from torch.utils.data.distributed import DistributedSampler
 from springtide.core.errors import InvalidRequest
 from springtide.runtime.data.batch_loader import BatchLoader, PartIds, kept_random_state
 from springtide.runtime.data.shards import seed_everything
-from springtide.runtime.libraries.loop import FIXED, LibraryLoop
+from springtide.runtime.libraries.loop import LibraryLoop, NotDivisible
 
 
 class PartLoader:
@@ -113,16 +113,16 @@ class PartLoader:
 
 def _check(loader: Any) -> None:
     if not isinstance(loader, DataLoader):
-        raise InvalidRequest(
-            f"the program trains on a {type(loader).__name__}, and only a torch DataLoader can be divided; {FIXED}"
+        raise NotDivisible(
+            f"the program trains on a {type(loader).__name__}, and only a torch DataLoader can be divided"
         )
     if isinstance(loader.dataset, IterableDataset):
-        raise InvalidRequest(
+        raise NotDivisible(
             "the DataLoader reads an IterableDataset, whose samples have no numbers, so that workers cannot divide it; "
-            f"give it a dataset with __len__ and __getitem__, or {FIXED}"
+            "give it a dataset with __len__ and __getitem__"
         )
     if loader.batch_sampler is None:
-        raise InvalidRequest(f"the DataLoader has batch_size=None, and its batches cannot be divided; {FIXED}")
+        raise NotDivisible("the DataLoader has batch_size=None, and its batches cannot be divided")
     if isinstance(loader.sampler, DistributedSampler):
         raise InvalidRequest(
             "the DataLoader has a DistributedSampler, and the platform divides the batches; give it shuffle=True"
@@ -133,6 +133,6 @@ def _whole_numbers(ids: Any) -> list[int]:
     try:
         return [int(index) for index in ids]
     except (TypeError, ValueError):
-        raise InvalidRequest(
-            f"the DataLoader's sampler gives other ids than whole numbers, which cannot be divided; {FIXED}"
+        raise NotDivisible(
+            "the DataLoader's sampler gives other ids than whole numbers, which cannot be divided"
         ) from None

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from springtide.core.errors import InvalidRequest
-from springtide.runtime.libraries.loop import FIXED, LOOP, Exchanged, LibraryLoop, LibraryState
+from springtide.runtime.libraries.loop import LOOP, Exchanged, LibraryLoop, LibraryState, NotDivisible
 from springtide.runtime.libraries.noticed_number import noticed
 from springtide.runtime.libraries.part_loader import PartLoader
 from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
@@ -287,11 +286,11 @@ def _check(trainer: Any) -> None:
     args = trainer.args
     is_divided = args.n_gpu > 1 or trainer.accelerator.num_processes > 1
     if is_divided or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        raise InvalidRequest(
+        raise NotDivisible(
             "the Trainer uses DeepSpeed, FSDP or several devices, and the platform divides the work itself; leave them "
-            f"out, or {FIXED}"
+            "out"
         )
     if trainer.accelerator.scaler is not None:
-        raise InvalidRequest(f"fp16=True scales its loss, which cannot move; use bf16=True, or {FIXED}")
+        raise NotDivisible("fp16=True scales its loss, which cannot move; use bf16=True")
     if args.auto_find_batch_size:
-        raise InvalidRequest(f"auto_find_batch_size would give each worker another batch; leave it out, or {FIXED}")
+        raise NotDivisible("auto_find_batch_size would give each worker another batch; leave it out")

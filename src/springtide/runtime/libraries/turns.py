@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from springtide.core.errors import InvalidRequest
-from springtide.runtime.libraries.loop import FIXED, Exchanged, LibraryLoop
+from springtide.runtime.libraries.loop import Exchanged, LibraryLoop, NotDivisible
 
 
 class StepAgain(BaseException):
@@ -33,8 +32,7 @@ class OptimizerTurns:
         """`backward` is the call by which the program is to run its backward passes."""
         self._loop = loop
         self._changed = (
-            f"come of loss.backward(): call {backward}, and change gradients by torch.nn.utils.clip_grad_norm_ alone, "
-            f"or {FIXED}"
+            f"come of loss.backward(): call {backward}, and change gradients by torch.nn.utils.clip_grad_norm_ alone"
         )
         self._optimizers = list(optimizers)
         self._parameters = [_parameters(optimizer) for optimizer in optimizers]
@@ -75,9 +73,9 @@ class OptimizerTurns:
         """The backward pass is over. Raises InvalidRequest if it has added to gradients that were exchanged."""
         for place, versions in self._exchanged.items():
             if _versions(self._parameters[place]) != versions:
-                raise InvalidRequest(
+                raise NotDivisible(
                     "a backward pass adds to gradients that are clipped already; call the optimizer's step() after "
-                    f"clipping, before the next backward pass, or {FIXED}"
+                    "clipping, before the next backward pass"
                 )
         self._own = set(range(len(self._optimizers))) - self._exchanged.keys()
         self._updated = set()
@@ -94,7 +92,7 @@ class OptimizerTurns:
         if place in self._own:
             return self._exchange(place)
         if any(parameter.grad is not None for parameter in self._parameters[place]):
-            raise InvalidRequest(f"an optimizer's step() uses gradients that are not of this batch, or {self._changed}")
+            raise NotDivisible(f"an optimizer's step() uses gradients that are not of this batch, or {self._changed}")
         return Exchanged.DONE
 
     def before_clip(self, parameters: Iterable[torch.Tensor]) -> Exchanged:
@@ -110,13 +108,13 @@ class OptimizerTurns:
 
     def _exchange(self, place: int) -> Exchanged:
         if self._is_carried[place]:
-            raise InvalidRequest(
+            raise NotDivisible(
                 "an optimizer's step uses gradients of an earlier batch, after which another optimizer has updated; "
-                f"call zero_grad() before the backward pass, let all optimizers accumulate alike, or {FIXED}"
+                "call zero_grad() before the backward pass, let all optimizers accumulate alike"
             )
         versions = _versions(self._parameters[place])
         if any(versions) and versions != self._seen[place]:
-            raise InvalidRequest(f"gradients were changed after their backward pass, or {self._changed}")
+            raise NotDivisible(f"gradients were changed after their backward pass, or {self._changed}")
         self._own.discard(place)
         return self._loop.exchange_turn(place)
 
