@@ -185,8 +185,7 @@ class FabricFit:
         """After so many batches, the steps to the end, as those before were."""
         if self._num_rounds is None:
             return None
-        num_left = self._num_rounds * num_batches - num_done
-        return max(1, round(num_left * (self._loop.step / num_done if num_done else 1.0)))
+        return self._loop.steps_of(self._num_rounds * num_batches - num_done, num_done)
 
     def _step(self, position: int, num_batches: int) -> Generator[Any, None, int]:
         """The batches of a step, again as often as the group breaks; returns the place of the one that follows."""

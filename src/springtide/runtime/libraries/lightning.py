@@ -203,7 +203,7 @@ class LightningFit:
             num_left = min(num_left, (trainer.max_steps - trainer.global_step) * num_batches / trainer.global_step)
         if not math.isfinite(num_left):
             return None
-        return max(1, round(num_left * (self._loop.step / num_batches if num_batches else 1.0)))
+        return self._loop.steps_of(num_left, num_batches)
 
     # --- a step -----------------------------------------------------------------------------------------------------
 

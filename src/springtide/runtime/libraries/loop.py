@@ -150,6 +150,11 @@ class LibraryLoop:
         """Whether a step was begun of which nothing is exchanged yet."""
         return self.is_in_step and not self._is_exchanged
 
+    def steps_of(self, num_batches: float, num_done: int) -> int:
+        """The steps of so many further batches, if they are as those of the first `num_done`; at least 1."""
+        num_begun = self.step + self.is_in_step
+        return max(1, round(num_batches * (num_begun / num_done if num_done else 1.0)))
+
     def extend(self, ids: Sequence[int]) -> None:
         """Where optimizers take turns: the present step, none of whose turns has come yet, has one more pass."""
         self._passes.append(tuple(ids))
