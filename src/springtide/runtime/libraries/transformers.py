@@ -52,6 +52,8 @@ class TrainerFit:
         self._loop = loop
         self._loader: PartLoader | None = None
         self._epoch = 0
+        # Whether its callbacks know that the training has begun.
+        self._is_running = False
         # Of the present step: how many passes it has, and which of them is computed.
         self._num_passes = 1
         self._number = 0
@@ -145,7 +147,7 @@ class TrainerFit:
 
     def _run_epoch(self, run: Callable[..., Any], **keywords: Any) -> Any:
         assert self._loader is not None
-        self._epoch, self._loader.skipped = keywords["epoch"], 0
+        self._epoch, self._loader.skipped, self._is_running = keywords["epoch"], 0, True
         if self._loaded is not None:
             keywords["resume_from_checkpoint"] = _TAKEN
         return run(**keywords)
@@ -159,8 +161,21 @@ class TrainerFit:
         """Have the checks of transformers and accelerate for the rank follow the group's leader."""
         shared = importlib.import_module("accelerate.state").PartialState._shared_state
         shared["process_index"] = shared["local_process_index"] = self._loop.rank
-        state = self._trainer.state
-        state.is_world_process_zero = state.is_local_process_zero = self._loop.rank == 0
+        state, is_leader = self._trainer.state, self._loop.rank == 0
+        was_leader = state.is_world_process_zero
+        state.is_world_process_zero = state.is_local_process_zero = is_leader
+        if self._is_running and is_leader and not was_leader:
+            self._take_over_reports()
+
+    def _take_over_reports(self) -> None:
+        """Have callbacks make what they made on the leader alone, as the training began: bars of progress, runs."""
+        trainer = self._trainer
+        for callback in trainer.callback_handler.callbacks:
+            if getattr(callback, "training_bar", callback) is None:
+                callback.on_train_begin(trainer.args, trainer.state, trainer.control)
+            if hasattr(callback, "_initialized"):
+                # Those of trackers then set themselves up before they log.
+                callback._initialized = False
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
