@@ -125,6 +125,14 @@ def test_gradients_that_came_in_another_way_are_refused(turns, models, optimizer
         turns.before_update(optimizers[1])
 
 
+def test_an_update_past_the_library_is_refused(turns, models, optimizers):
+    go_back(turns, *models)
+    turns.before_update(optimizers[0])
+    optimizers[0].step()
+    with pytest.raises(InvalidRequest, match="past the library"):
+        optimizers[1].step()
+
+
 def test_torchs_functions_for_clipping_are_watched(monkeypatch, models):
     for module in (torch.nn.utils, torch.nn.utils.clip_grad):
         for name in ("clip_grad_norm_", "clip_grad_value_"):

@@ -46,6 +46,15 @@ class OptimizerTurns:
         # A gradient that was there when the step began, and whether it was in the last backward pass.
         self._left: list[tuple[torch.Tensor, torch.Tensor] | None] = []
         self._is_carried = [False] * len(self._optimizers)
+        for optimizer in optimizers:
+            optimizer.register_step_post_hook(self._after_update)
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
+        if self._place(optimizer) in self._own:
+            raise NotDivisible(
+                "an optimizer has updated past the library, with gradients of one worker's part of the batch; call "
+                "step() of the optimizer that the library has returned"
+            )
 
     def begin_step(self) -> None:
         """A step begins: its first pass comes next."""
