@@ -75,6 +75,20 @@ def test_a_release_that_is_not_tested_runs_with_one_worker(platform: LivePlatfor
     assert list((platform.workload(job_id) / "artifacts").glob("**/*.ckpt"))
 
 
+def test_a_program_that_cannot_be_divided_runs_with_one_worker(platform: LivePlatform) -> None:
+    text = PROGRAM.replace("max_epochs=30", 'max_epochs=30, max_time="00:01:00:00"')
+    assert text != PROGRAM
+    platform.start(policy="springtide")
+    source = {"filename": "train.py", "text": text, "kind": "script", "library": "lightning"}
+    body = {"name": "program", "source": source, "options": {"min_workers": 1, "max_workers": 2}}
+    job_id = str(platform.request("POST", "/v1/jobs", body)["job_id"])
+    wait_for(lambda: platform.job(job_id)["state"] == "RUNNING", 120.0, "a start with one worker")
+    told = "it runs with one worker: max_time and Timer end each worker at another step; use max_steps or max_epochs"
+    assert told in platform.job(job_id)["reason"]
+    assert told in platform.request("GET", f"/v1/workloads/{job_id}/why")["reason"]
+    assert platform.wait_job(job_id, 180.0)["state"] == "SUCCEEDED"
+
+
 def test_a_library_program_is_a_job_like_a_training_function(platform: LivePlatform) -> None:
     platform.start(policy="springtide")
     job_id = submit(platform, min_workers=2)

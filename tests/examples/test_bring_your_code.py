@@ -19,7 +19,13 @@ from kits.examples.terminal import EXAMPLES, Terminal
 
 pytestmark = [pytest.mark.examples, pytest.mark.timeout(600)]
 # By program: the library that it is a program of, and others that it needs.
-_LIBRARIES = {"digits": ("lightning",), "causal": ("transformers", "accelerate"), "accelerated": ("accelerate",)}
+_LIBRARIES = {
+    "digits": ("lightning",),
+    "points": ("lightning",),
+    "causal": ("transformers", "accelerate"),
+    "accelerated": ("accelerate",),
+    "fabricated": ("lightning",),
+}
 PAGE = EXAMPLES.parent / "docs" / "bring-your-code.md"
 
 
@@ -31,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     blocks = re.findall(r"(?m)^    # (\w+\.py)\n((?:    .*\n|\n)+)", PAGE.read_text(encoding="utf-8"))
     for name, text in blocks:
         (found / name).write_text(textwrap.dedent(text), encoding="utf-8")
-    assert len(blocks) == 12
+    assert len(blocks) == 14
     return found
 
 
@@ -47,7 +53,16 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
 
 @pytest.mark.parametrize(
     ("name", "last_epoch"),
-    [("classifier", 2), ("language", 2), ("gan", 2), ("digits", 8), ("causal", 4), ("accelerated", 6)],
+    [
+        ("classifier", 2),
+        ("language", 2),
+        ("gan", 2),
+        ("digits", 8),
+        ("points", 4),
+        ("causal", 4),
+        ("accelerated", 6),
+        ("fabricated", 5),
+    ],
 )
 def test_the_program_as_it_was(folder, name, last_epoch):
     _skip_without_libraries(name)
@@ -81,7 +96,13 @@ def test_the_program_as_it_became(terminal, folder, name, epochs, num_steps, mos
 
 @pytest.mark.parametrize(
     ("name", "few", "epochs", "num_steps", "most_loss"),
-    [("digits", 8, 60, 60 * 46, 0.5), ("causal", 4, 30, 30 * 16, 3.0), ("accelerated", 6, 60, 60 * 47, 0.5)],
+    [
+        ("digits", 8, 60, 60 * 46, 0.5),
+        ("points", 4, 60, 60 * 16, 4.0),
+        ("causal", 4, 30, 30 * 16, 3.0),
+        ("accelerated", 6, 60, 60 * 47, 0.5),
+        ("fabricated", 5, 60, 60 * 47, 0.5),
+    ],
 )
 def test_an_unchanged_program_of_a_library(terminal, folder, name, few, epochs, num_steps, most_loss):
     _skip_without_libraries(name)

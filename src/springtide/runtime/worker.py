@@ -32,7 +32,7 @@ from springtide.runtime.data.shards import seed_everything
 from springtide.runtime.elastic.context import ElasticContext, TrainerArtifacts, publish_result
 from springtide.runtime.elastic.trainer import Trainer
 from springtide.runtime.libraries.library_cursor import LibraryCursor
-from springtide.runtime.libraries.program import run_program
+from springtide.runtime.libraries.program import CannotBeResized, run_program
 from springtide.runtime.process.control_link import ControlLink
 from springtide.runtime.process.deferred_compiler import defer_compiler
 from springtide.runtime.process.device_seen import device_seen
@@ -119,6 +119,8 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
         return _end(trainer, spec)
     except WorkerExit as stop:
         return stop.code
+    except CannotBeResized as told:
+        return _cannot_be_resized(spec, link, str(told))
     except LoaderProcessLost as error:
         # A crash, of which nothing is reported: another worker takes the place of this one.
         sys.stderr.write(f"springtide: {error}\n")

@@ -12,6 +12,10 @@ ACCELERATE = (
     "from accelerate import Accelerator\naccelerator = Accelerator()\n"
     "model, train = accelerator.prepare(model, train)\nfor batch in train:\n    accelerator.backward(model(batch))\n"
 )
+FABRIC = (
+    "from lightning.fabric import Fabric\nfabric = Fabric()\n"
+    "model = fabric.setup(model)\nfabric.backward(model(batch))\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +45,11 @@ ACCELERATE = (
         # A Trainer runs the loop, whatever else is done.
         (ACCELERATE + TRANSFORMERS, "transformers"),
         ("import transformers\n" + ACCELERATE + "model.train()\n", "accelerate"),
+        (FABRIC, "lightning"),
+        (FABRIC.replace("from lightning.fabric", "from lightning_fabric"), "lightning"),
+        (FABRIC.replace("from lightning.fabric", "from loom"), ""),
         # It only evaluates.
+        (FABRIC.replace("backward", "to_device"), ""),
         (ACCELERATE.replace("backward", "gather"), ""),
         ("import torch\n" + ACCELERATE.partition("\n")[2], ""),
         ("import torch\n", ""),

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from springtide.core.errors import InvalidRequest
-from springtide.runtime.libraries.accelerate import AccelerateFit, _checked, _length, _schedulers
+from springtide.runtime.libraries.accelerate import AccelerateFit, _checked, _length
+from springtide.runtime.libraries.loop_state import schedulers_of
 
 
 class LoopDouble:
@@ -39,7 +40,7 @@ def prepared(**changes):
 
 def test_the_model_is_the_one_that_the_optimizer_trains():
     accelerator = prepared()
-    assert _checked(accelerator) == (accelerator._models[1], accelerator._optimizers[0].optimizer)
+    assert _checked(accelerator) == (accelerator._models[1], [accelerator._optimizers[0].optimizer])
 
 
 @pytest.mark.parametrize(
@@ -50,8 +51,7 @@ def test_the_model_is_the_one_that_the_optimizer_trains():
         ({"scaler": object(), "mixed_precision": "fp16"}, "mixed_precision='fp16'"),
         ({"mixed_precision": "fp8"}, "mixed_precision='fp8'"),
         ({"gradient_state": SimpleNamespace(sync_with_dataloader=False)}, "sync_with_dataloader=False"),
-        ({"_optimizers": []}, "prepared 0 optimizers"),
-        ({"_optimizers": [object(), object()]}, "prepared 2 optimizers"),
+        ({"_optimizers": []}, "prepared no optimizer"),
         ({"_models": [torch.nn.Linear(2, 1)]}, "not those of one model"),
     ],
 )
@@ -61,18 +61,31 @@ def test_what_cannot_move_is_refused(changes, told):
 
 
 def test_schedulers_that_were_not_prepared_are_found():
-    accelerator = prepared()
-    optimizer = accelerator._optimizers[0].optimizer
-    assert _schedulers(accelerator, optimizer) == []
+    wrapper = prepared()._optimizers[0]
+    optimizer = wrapper.optimizer
+
+    def found(*known):
+        return schedulers_of(known, [optimizer], [wrapper])
+
+    assert found() == []
     parts = [torch.optim.lr_scheduler.ConstantLR(optimizer), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
     whole = torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [2])
-    assert _schedulers(accelerator, optimizer) == [whole]
-    accelerator._schedulers.append(SimpleNamespace(scheduler=whole))
-    assert _schedulers(accelerator, optimizer) == [whole]
+    assert found() == [whole]
+    assert found(whole) == [whole]
     others = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) for _ in range(2)]
     with pytest.raises(InvalidRequest, match="several schedulers"):
-        _schedulers(accelerator, optimizer)
+        found(whole)
     del others
+
+
+def test_several_optimizers_train_several_models():
+    models = [torch.nn.Linear(2, 1), torch.nn.Linear(1, 1)]
+    wrappers = [SimpleNamespace(optimizer=torch.optim.SGD(model.parameters(), 0.1)) for model in models]
+    model, optimizers = _checked(prepared(_models=models, _optimizers=wrappers))
+    assert list(model) == models
+    assert optimizers == [wrapper.optimizer for wrapper in wrappers]
+    with pytest.raises(InvalidRequest, match="not those of one model"):
+        _checked(prepared(_models=models[:1], _optimizers=wrappers))
 
 
 def test_a_loss_outside_of_the_loop_is_refused():

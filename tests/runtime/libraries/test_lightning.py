@@ -17,7 +17,7 @@ from kits.runtime.library_plane import (
     join,
     of_library,
 )
-from springtide.core.wire.workers import CheckpointWritten, Failed, GroupBrokenReport, Preempt, Ready
+from springtide.core.wire.workers import CheckpointWritten, Failed, GroupBrokenReport, Preempt
 
 pytestmark = [
     pytest.mark.slow,
@@ -183,27 +183,41 @@ def test_loggers_of_the_program_note_each_resize(make_program):
     assert [step for step, _ in rows] == sorted({step for step, _ in rows})
 
 
-REFUSED = {
-    "manual optimization": ("__init__()", "__init__(); self.automatic_optimization = False", "optimization of its own"),
-    "a strategy": ("devices=1,", 'devices=2, strategy="ddp",', "DDPStrategy, and the platform divides"),
-    "a limit of time": ("max_epochs=4,", 'max_epochs=4, max_time="00:00:01:00",', "max_time and Timer"),
-    "a second training": ("trainer.fit(Module()", "trainer.fit(Module(), train); trainer.fit(Module()", "trains twice"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_resized_ends_the_job_with_a_sentence(make_program, name):
-    before, after, told = REFUSED[name]
-    source = PROGRAM.replace(before, after)
-    assert source != PROGRAM
-    # Which Lightning itself refuses with manual optimization.
-    source = source.replace("gradient_clip_val=0.5, ", "")
-    plane = make_program(source)
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (
+            "devices=1,",
+            'devices=2, strategy="ddp",',
+            "the Trainer uses DDPStrategy, and the platform divides the work itself; leave out strategy and devices",
+        ),
+        (
+            "max_epochs=4,",
+            'max_epochs=4, max_time="00:00:01:00",',
+            "max_time and Timer end each worker at another step; use max_steps or max_epochs",
+        ),
+        (
+            "def configure_optimizers(self):",
+            "def configure_optimizers(self):\n        return None",
+            "configure_optimizers() has returned no optimizer",
+        ),
+    ],
+)
+def test_what_cannot_be_resized_asks_for_one_worker_with_the_reason(make_program, before, after, told):
+    assert PROGRAM.count(before) == 1
+    plane = make_program(PROGRAM.replace(before, after))
     plane.start("a")
-    plane.wait(lambda: plane.of(Ready, "a") or plane.of(Failed, "a"), "Ready or Failed")
-    if plane.of(Ready, "a"):
-        plane.form("a", wait=False)
     plane.wait(lambda: plane.of(Failed, "a"), "Failed")
     [failed] = plane.of(Failed, "a")
-    assert told in failed.error
-    assert "--workers 1" in failed.error
+    assert failed.is_fixed_size
+    assert failed.error == told
+    assert f"springtide: {told}; it runs as a plain script with one worker" in plane.logs()
+
+
+def test_a_second_training_ends_the_job_with_a_sentence(make_program):
+    plane = make_program(PROGRAM.replace("trainer.fit(Module()", "trainer.fit(Module(), train); trainer.fit(Module()"))
+    plane.start_group("a")
+    plane.wait(lambda: plane.of(Failed, "a"), "Failed")
+    [failed] = plane.of(Failed, "a")
+    assert "trains twice" in failed.error
+    assert not failed.is_fixed_size

@@ -66,6 +66,24 @@ class Look(TrainerCallback):
     def on_evaluate(self, args, state, control, metrics=None, **more):
         lines.write(json.dumps({"after": state.global_step, "val": metrics["eval_loss"]}) + "\\n")
 
+class Tracker(TrainerCallback):
+    # As those of transformers for trackers: only the leader has a run.
+    _initialized, run = False, None
+
+    def setup(self, state):
+        self._initialized = True
+        if state.is_world_process_zero:
+            self.run = open(os.path.join(folder, "logged"), "a", buffering=1)
+
+    def on_train_begin(self, args, state, control, **more):
+        self.setup(state)
+
+    def on_log(self, args, state, control, logs=None, **more):
+        if not self._initialized:
+            self.setup(state)
+        if state.is_world_process_zero:
+            self.run.write(f"{state.global_step}\\n")
+
 folder = os.path.dirname(os.path.abspath(__file__))
 lines = open(os.path.join(folder, f"lines-{os.getpid()}"), "a", buffering=1)
 text = open(os.__file__).read().encode()[: 32 * 152]
@@ -78,14 +96,14 @@ arguments = TrainingArguments(
     output_dir=os.path.join(folder, "out"), num_train_epochs=3, per_device_train_batch_size=4, learning_rate=1e-3,
     gradient_accumulation_steps=2, lr_scheduler_type="cosine", warmup_steps=10, weight_decay=0.1, max_grad_norm=1.0,
     eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True, logging_steps=5, report_to=[],
-    use_cpu=True, disable_tqdm=True,
+    use_cpu=True,
 )
 trainer = Trainer(
     GPT2LMHeadModel(shape),
     arguments,
     train_dataset=torch.utils.data.Subset(rows, range(126)),
     eval_dataset=torch.utils.data.Subset(rows, range(126, 152)),
-    callbacks=[Look()],
+    callbacks=[Look(), Tracker()],
 )
 result = trainer.train()
 print("done", result.global_step, flush=True)
@@ -110,6 +128,10 @@ def test_no_rate_loss_or_sample_changes_whatever_happens_to_the_group(make_progr
     plane = make_program(step_s=0.03)
     churn(plane)
     assert_as(plane, expected)
+    # Each leader has gone on with the bar of progress and the tracker.
+    assert "48/48" in plane.logs()
+    logged = [(one.work_dir / "logged").read_text().split() for one in (plane, expected)]
+    assert set(logged[0]) == set(logged[1])
 
 
 # A mean of its own, whatever the number of tokens is that the Trainer offers: what models that classify do, too.

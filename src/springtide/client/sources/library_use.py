@@ -10,6 +10,8 @@ from springtide.core.workload import Library
 
 # What a program calls whose own loop goes through what Accelerate has prepared.
 _ACCELERATED = {"Accelerator", "prepare", "backward"}
+# The same for Fabric.
+_FABRICATED = {"Fabric", "setup", "backward"}
 # Packages whose Trainer runs a loop, and the method that starts it.
 _PACKAGES: Mapping[str, tuple[Library, str]] = MappingProxyType(
     {
@@ -21,9 +23,10 @@ _PACKAGES: Mapping[str, tuple[Library, str]] = MappingProxyType(
 
 
 def library_of(text: str) -> Library:
-    """The library whose Trainer or Accelerator the script makes and uses; "springtide" if it calls `springtide.adopt`.
+    """The library whose Trainer, Fabric or Accelerator the script makes and uses.
 
-    Empty if there is none, or if the text is not Python. What another file does is not seen.
+    "springtide" if it calls `springtide.adopt`. Empty if there is none, or if the text is not Python. What another
+    file does is not seen.
     """
     try:
         tree = ast.parse(text)
@@ -45,6 +48,8 @@ def library_of(text: str) -> Library:
     for package, (library, method) in _PACKAGES.items():
         if makes_trainer and package in packages and method in called:
             return library
+    if packages & {"lightning", "lightning_fabric"} and called >= _FABRICATED:
+        return "lightning"
     return "accelerate" if "accelerate" in packages and called >= _ACCELERATED else ""
 
 

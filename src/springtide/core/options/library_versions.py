@@ -11,7 +11,7 @@ from springtide.core.workload import Library
 # By library, its packages and the release of each with which it is tested.
 TESTED_RELEASES: Mapping[Library, Mapping[str, str]] = MappingProxyType(
     {
-        "lightning": MappingProxyType({"lightning": "2.6", "pytorch-lightning": "2.6"}),
+        "lightning": MappingProxyType({"lightning": "2.6", "pytorch-lightning": "2.6", "lightning-fabric": "2.6"}),
         "transformers": MappingProxyType({"transformers": "5.23", "accelerate": "1.15"}),
         "accelerate": MappingProxyType({"accelerate": "1.15"}),
     }

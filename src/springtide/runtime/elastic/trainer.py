@@ -31,6 +31,7 @@ from springtide.runtime.elastic.step_log import StepRecord
 from springtide.runtime.elastic.steps.choice import step_method
 from springtide.runtime.elastic.steps.gradients import LossScaling, clip_gradients, divided_by_weight, weighted
 from springtide.runtime.elastic.steps.library import LibrarySteps
+from springtide.runtime.elastic.steps.library_turns import LibraryTurns
 from springtide.runtime.elastic.steps.method import Flags, Reduced, parts_ahead
 from springtide.runtime.elastic.steps.patience import FIRST_STEP_TIMEOUT_S, StepPatience
 from springtide.runtime.elastic.steps.state_check import first_difference
@@ -119,17 +120,24 @@ class Trainer:
         optimizers: Sequence[torch.optim.Optimizer],
         objects: Sequence[Any] = (),
         micro_batch: int = 0,
+        takes_turns: bool = False,
     ) -> None:
         """Take over the model, its optimizers and other prepared objects, report readiness and wait for a first group.
 
-        `micro_batch` is the most samples of one pass (0: no limit). Raises InvalidRequest for what the job cannot do,
-        and for objects whose state cannot be moved.
+        `micro_batch` is the most samples of one pass (0: no limit). `takes_turns`: of a library's loop, the program
+        calls the optimizers' steps itself. Raises InvalidRequest for what the job cannot do, and for objects whose
+        state cannot be moved.
         """
         self.state = TrainingState(model, optimizers, self._device, objects)
         self._scaling = LossScaling(self.state)
         measures_noise = self.training_cursor.measures_noise
         self._method = step_method(
-            self.job, self.state, measures_noise=measures_noise, micro_batch=micro_batch, metrics=self.metrics
+            self.job,
+            self.state,
+            measures_noise=measures_noise,
+            micro_batch=micro_batch,
+            metrics=self.metrics,
+            takes_turns=takes_turns,
         )
         # Touch memory pages while no other member waits for this one: here, and while a group is being formed.
         touch_gradients(self._method.payload.parameters)
@@ -194,9 +202,9 @@ class Trainer:
         return self._reporter.metrics
 
     @property
-    def library_steps(self) -> LibrarySteps:
+    def library_steps(self) -> LibrarySteps | LibraryTurns:
         """The steps of a library's loop."""
-        assert isinstance(self._method, LibrarySteps)
+        assert isinstance(self._method, LibrarySteps | LibraryTurns)
         return self._method
 
     @property
@@ -287,7 +295,7 @@ class Trainer:
         reduced, self._reduced = self._reduced, None
         if reduced is None:
             return False
-        if len(self.state.optimizers) == 1:
+        if self._is_updated_at_once:
             self._commit(reduced)
         else:
             self._apply(self.step + 1)
@@ -335,6 +343,19 @@ class Trainer:
         if self._reduced is None and self.step == step:
             self._begin_step()
         return self._reduced is not None
+
+    def extend_offered(self, batch: GlobalBatch) -> None:
+        """Of a library's loop: the step that was begun is on `batch`, which has more samples."""
+        assert isinstance(self._method, LibraryTurns)
+        assert self._library_cursor is not None
+        self._batch = batch
+        self._library_cursor.extend(batch)
+        self._method.extend(batch)
+
+    def turn_begins(self) -> None:
+        """Of a library's loop: after an exchange in the midst of a step, this member computes again."""
+        if self._batch is not None and self._group is not None:
+            self._reporter.step_begins(-(-len(self._batch.ids) // self._group.world_size))
 
     def drop_offered(self) -> None:
         """Of a library's loop: take back an exchanged step, which was only to hear from the other members."""
@@ -401,6 +422,11 @@ class Trainer:
             receiver.abort()
 
     # --- a step -----------------------------------------------------------------------------------------------
+
+    @property
+    def _is_updated_at_once(self) -> bool:
+        """Whether a step has one update of the platform's, or is a library's."""
+        return len(self.state.optimizers) == 1 or self._library_cursor is not None
 
     def _must_discard(self) -> bool:
         return self.membership.must_leave_step and self._method.can_discard
@@ -482,7 +508,7 @@ class Trainer:
         assert self._batch is not None
         batch, self._batch = self._batch, None
         self.training_cursor.commit(batch, reduced.squares, reduced.rank0_square)
-        if len(self.state.optimizers) == 1:
+        if self._is_updated_at_once:
             self._apply(self.step)
         if self._old_group is not None:
             # The first common step proves that no member is in the old group any more.

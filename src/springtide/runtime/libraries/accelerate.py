@@ -6,27 +6,23 @@ its top: in epochs that are over each loader gives one batch, of which nothing i
 
 from __future__ import annotations
 
-import functools
-import gc
 import importlib
 import itertools
-import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 
-from springtide.core.errors import InvalidRequest
 from springtide.runtime.libraries.epoch_range import num_rounds
-from springtide.runtime.libraries.loop import Exchanged, LibraryLoop, LibraryState
-from springtide.runtime.libraries.loop_state import LoopState
+from springtide.runtime.libraries.import_hook import around
+from springtide.runtime.libraries.loop import Exchanged, LibraryLoop, LibraryState, NotDivisible
+from springtide.runtime.libraries.loop_state import LoopState, schedulers_of
 from springtide.runtime.libraries.loop_variables import LoopVariables, program_frames
 from springtide.runtime.libraries.part_loader import PartLoader
+from springtide.runtime.libraries.quiet import QuietOutput
+from springtide.runtime.libraries.turns import OptimizerTurns
 from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
 
-_FIXED = "give the job one number of workers, as --workers 1"
 # Under which a prepared loader has the Accelerator that prepared it.
 _OWNER = "_springtide_accelerator"
 
@@ -48,15 +44,7 @@ def patch_accelerator(module: Any, loop: LibraryLoop) -> None:
         (loaders.DataLoaderDispatcher, "__iter__", fit.iterate),
     ]
     for owner, name, method in wrapped:
-        setattr(owner, name, _around(getattr(owner, name), method))
-
-
-def _around(before: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(before)
-    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        return method(functools.partial(before, self), self, *arguments, **keywords)
-
-    return call
+        setattr(owner, name, around(getattr(owner, name), method))
 
 
 class AccelerateFit:
@@ -68,7 +56,9 @@ class AccelerateFit:
         # The training loader: Accelerate's, and that which reads the parts of its batches.
         self._shard: Any = None
         self._loader: PartLoader | None = None
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizers: list[torch.optim.Optimizer] = []
+        # With several optimizers: the turns that they take.
+        self._turns: OptimizerTurns | None = None
         self._state: LoopState | None = None
         self._kept = LibraryState(loop, dict, lambda state: None)
         # The iterations over the training loader that began, and those that the program makes, if that is known.
@@ -82,8 +72,7 @@ class AccelerateFit:
         self._is_backward = False
         self._is_updated = False
         self._is_again = False
-        # The program's output, while what it prints is left out.
-        self._output: Any = None
+        self._output = QuietOutput()
 
     @property
     def _is_void(self) -> bool:
@@ -118,30 +107,32 @@ class AccelerateFit:
 
     def _attach(self, shard: Any) -> None:
         accelerator = getattr(shard, _OWNER)
-        model, optimizer = _checked(accelerator)
+        model, optimizers = _checked(accelerator)
         if type(shard).__name__ != "DataLoaderShard":
-            raise InvalidRequest(
+            raise NotDivisible(
                 "one process reads the training data for all (dispatch_batches=True, or an IterableDataset), and the "
-                f"platform divides the batches; give the DataLoader a dataset with __len__ and __getitem__, or {_FIXED}"
+                "platform divides the batches; give the DataLoader a dataset with __len__ and __getitem__"
             )
-        self._accelerator, self._shard, self._optimizer = accelerator, shard, optimizer
+        self._accelerator, self._shard, self._optimizers = accelerator, shard, optimizers
         self._loader = PartLoader(shard.base_dataloader, self._loop, accelerator.device)
         self._num_rounds = num_rounds(program_frames())
-        self._state = LoopState(accelerator, optimizer, _schedulers(accelerator, optimizer), LoopVariables())
+        prepared = [scheduler.scheduler for scheduler in accelerator._schedulers]
+        schedulers = schedulers_of(prepared, optimizers, accelerator._optimizers)
+        self._state = LoopState(optimizers, schedulers, LoopVariables(), accelerator)
         self._kept = LibraryState(self._loop, self._state.read, self._state.take)
         self._loop.on_group = self._show_rank
-        self._loop.attach(model, optimizer, self._kept)
+        self._loop.ends_by_program = True
+        if len(optimizers) > 1:
+            self._turns = OptimizerTurns(self._loop, optimizers, "accelerator.backward(loss)")
+            self._loop.before_clip = self._before_clip
+        self._loop.attach(model, optimizers, self._kept, takes_turns=self._turns is not None)
 
     def _show_rank(self) -> None:
         """Have Accelerate's checks for the main process follow the group's leader. Where all is over, none is it."""
         is_void = self._is_void
         shared = importlib.import_module("accelerate.state").PartialState._shared_state
         shared["process_index"] = shared["local_process_index"] = max(self._loop.rank, int(is_void))
-        if is_void and self._output is None:
-            self._output, sys.stdout = sys.stdout, open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-        elif not is_void and self._output is not None:
-            sys.stdout.close()
-            sys.stdout, self._output = self._output, None
+        self._output.set(is_void)
 
     # --- loaders ----------------------------------------------------------------------------------------------------
 
@@ -226,6 +217,8 @@ class AccelerateFit:
         accelerator.step = position
         accelerator.gradient_state._set_sync_gradients(True)
         self._is_updated, self._is_again = False, False
+        if self._turns is not None:
+            self._turns.begin_step()
         for number in range(num_passes):
             self._loader.number, self._position = number, position + number
             self._shard.end_of_dataloader = self._position == num_batches - 1
@@ -236,52 +229,71 @@ class AccelerateFit:
                 if not number and not self._is_backward:
                     self._loop.drop()
                 raise
-            if not self._is_backward:
-                raise InvalidRequest(
+            if not (self._is_backward or self._turns):
+                raise NotDivisible(
                     "the program used a batch of its training loader without accelerator.backward(loss), as with "
                     "loss.backward() or `continue`, so that workers cannot add up their gradients; call it for every "
-                    f"batch, or {_FIXED}"
+                    "batch"
                 )
-        if not (self._is_updated or self._is_again):
-            raise InvalidRequest(
+        if not (self._is_updated or self._is_again or self._turns):
+            raise NotDivisible(
                 "the optimizer's step() was not called after the last backward pass of its step; to add up gradients "
                 "over several batches use Accelerator(gradient_accumulation_steps=N) and "
-                f"accelerator.accumulate(model), or {_FIXED}"
+                "accelerator.accumulate(model)"
             )
 
     def backward(self, backward: Callable[..., Any], accelerator: Any, loss: torch.Tensor, **keywords: Any) -> None:
         """Run backward for this worker's part of a batch; in the last pass of a step, exchange."""
         sync = accelerator.gradient_state
         if not self._is_in_pass or accelerator is not self._accelerator:
-            raise InvalidRequest(
+            raise NotDivisible(
                 "accelerator.backward() got a loss that is not of a batch of the training loader; pass the one "
                 "DataLoader that the program trains on, its model and its optimizer through accelerator.prepare(), "
-                f"call model.train() before the loop, or {_FIXED}"
+                "call model.train() before the loop"
             )
-        if self._is_backward:
-            raise InvalidRequest(f"the program has two backward passes for one batch; add up the losses, or {_FIXED}")
+        if self._is_backward and self._turns is None:
+            raise NotDivisible("the program has two backward passes for one batch; add up the losses")
         self._is_backward = True
         if self._is_void:
             sync._set_sync_gradients(False)
             return
+        if self._is_again:
+            # The step is given up already.
+            return
         assert self._loader is not None
         number = self._loader.number
         if self._loop.is_last(number) != sync.sync_gradients:
-            raise InvalidRequest(
+            raise NotDivisible(
                 "the program accumulates gradients in its own way; use `with accelerator.accumulate(model):` around "
-                f"each batch, or {_FIXED}"
+                "each batch"
             )
-        self._loop.weigh(number, loss, loss.detach() * self._loop.part_of_step(number))
+        told = loss.detach() * self._loop.part_of_step(number)
+        if self._turns is not None:
+            self._turns.before_backward(number, loss, told)
+            backward(loss, **keywords)
+            self._turns.after_backward()
+            return
+        self._loop.weigh(number, loss, told)
         backward(loss, **keywords)
-        if self._loop.is_last(number) and self._loop.exchange() is Exchanged.AGAIN:
+        if self._loop.is_last(number):
+            self._give_up_if(self._loop.exchange())
+
+    def _give_up_if(self, outcome: Exchanged) -> None:
+        if outcome is Exchanged.AGAIN:
             self._is_again = True
-            # As in a pass before the last: the optimizer's step and the scheduler's change nothing.
-            sync._set_sync_gradients(False)
+            # As in a pass before the last: optimizers' steps and schedulers' change nothing.
+            self._accelerator.gradient_state._set_sync_gradients(False)
+
+    def _before_clip(self, parameters: list[torch.Tensor]) -> None:
+        if self._turns is not None and self._is_in_pass and self._accelerator.gradient_state.sync_gradients:
+            self._give_up_if(self._turns.before_clip(parameters))
 
     def update(self, step: Callable[..., Any], optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
-        """The optimizer's step."""
-        if optimizer.optimizer is self._optimizer and optimizer.gradient_state.sync_gradients:
+        """The optimizer's step; where several take turns, after an exchange."""
+        if optimizer.gradient_state.sync_gradients and any(optimizer.optimizer is one for one in self._optimizers):
             self._is_updated = True
+            if self._turns is not None and self._is_in_pass:
+                self._give_up_if(self._turns.before_update(optimizer))
         return step(*arguments, **keywords)
 
     # --- what only one process does ---------------------------------------------------------------------------------
@@ -326,35 +338,38 @@ class AccelerateFit:
         return None if self._is_void else load(*arguments, **keywords)
 
 
-def _checked(accelerator: Any) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """The model and the optimizer of torch that train it. Raises InvalidRequest for what cannot move or be divided."""
+def _checked(accelerator: Any) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
+    """The model and torch's optimizers that train it; several models as one.
+
+    Raises InvalidRequest for what cannot move or be divided.
+    """
     if accelerator.num_processes > 1 or accelerator.distributed_type.value != "NO":
-        raise InvalidRequest(
+        raise NotDivisible(
             "the Accelerator uses DeepSpeed, FSDP or several devices, and the platform divides the work itself; leave "
-            f"them out, or {_FIXED}"
+            "them out"
         )
     if accelerator.scaler is not None or accelerator.mixed_precision == "fp8":
-        raise InvalidRequest(
-            f"mixed_precision={accelerator.mixed_precision!r} scales what cannot move; use 'bf16', or {_FIXED}"
-        )
+        raise NotDivisible(f"mixed_precision={accelerator.mixed_precision!r} scales what cannot move; use 'bf16'")
     state = accelerator.gradient_state
     if accelerator.gradient_accumulation_steps > 1 and not state.sync_with_dataloader:
-        raise InvalidRequest(
-            f"sync_with_dataloader=False has steps that go across the end of an epoch; leave it out, or {_FIXED}"
+        raise NotDivisible("sync_with_dataloader=False has steps that go across the end of an epoch; leave it out")
+    if not accelerator._optimizers:
+        raise NotDivisible(
+            "the program has prepared no optimizer, and a loop that is resized in place has one, passed through "
+            "accelerator.prepare()"
         )
-    if len(accelerator._optimizers) != 1:
-        raise InvalidRequest(
-            f"the program has prepared {len(accelerator._optimizers)} optimizers, and a loop that is resized in place "
-            f"has one, passed through accelerator.prepare(); {_FIXED}"
-        )
-    optimizer = accelerator._optimizers[0].optimizer
-    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    optimizers = [wrapper.optimizer for wrapper in accelerator._optimizers]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    trained = {id(parameter) for group in groups for parameter in group["params"]}
     for model in accelerator._models:
         if trained <= {id(parameter) for parameter in model.parameters()}:
-            return model, optimizer
-    raise InvalidRequest(
-        "the parameters of the optimizer are not those of one model that was passed through accelerator.prepare(); "
-        f"pass one module that has them all, or {_FIXED}"
+            return model, optimizers
+    models = torch.nn.ModuleList(accelerator._models)
+    if len(optimizers) > 1 and trained <= {id(parameter) for parameter in models.parameters()}:
+        return models, optimizers
+    raise NotDivisible(
+        "the parameters of the optimizer are not those of one model that was passed through accelerator.prepare() "
+        "(of several optimizers, of several models); pass modules that have them all"
     )
 
 
@@ -367,25 +382,3 @@ def _length(num_rounds: int, in_epoch: int, schedulers: list[Any]) -> int:
             if isinstance(told, int) and length - in_epoch < told < length:
                 length = told
     return length
-
-
-def _schedulers(accelerator: Any, optimizer: torch.optim.Optimizer) -> list[Any]:
-    """The optimizer's schedulers, prepared or not. Raises InvalidRequest if their order is not known."""
-    prepared = [scheduler.scheduler for scheduler in accelerator._schedulers]
-    wrapper = accelerator._optimizers[0]
-    others = [
-        thing
-        for thing in gc.get_objects()
-        # By its type: some objects compute what they say is their class.
-        if issubclass(type(thing), LRScheduler)
-        and getattr(thing, "optimizer", None) in (optimizer, wrapper)
-        and not any(thing is one for one in prepared)
-    ]
-    inner = [part for one in [*prepared, *others] for part in getattr(one, "_schedulers", ())]
-    outer = [one for one in others if not any(one is part for part in inner)]
-    if len(outer) > 1:
-        raise InvalidRequest(
-            "several schedulers of the optimizer were not passed through accelerator.prepare(); pass all of them, or "
-            f"{_FIXED}"
-        )
-    return [*prepared, *outer]

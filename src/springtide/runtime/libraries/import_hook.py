@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -34,3 +35,13 @@ class ModulePatch(MetaPathFinder):
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+def around(before: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method in the place of `before`: calls `method` with `before` bound to the object, the object, the rest."""
+
+    @functools.wraps(before)
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        return method(functools.partial(before, self), self, *arguments, **keywords)
+
+    return call

@@ -36,6 +36,10 @@ class LibraryCursor:
         """Set the samples of the next step. `num_left` counts the steps to the end, this one too; None: not known."""
         self._offered, self._num_left = batch, num_left
 
+    def extend(self, batch: GlobalBatch) -> None:
+        """Set the samples of the present step, to which some have come."""
+        self._offered = batch
+
     @property
     def global_batch_size(self) -> int:
         """The samples of a full batch as the job has them."""

@@ -5,24 +5,27 @@ Tested with Lightning 2.6. Outside of a worker that runs an elastic Lightning pr
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import importlib
 import math
 import signal
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from springtide.core.errors import InvalidRequest
-from springtide.runtime.libraries.loop import LOOP, Exchanged, LibraryLoop, LibraryState
+from springtide.runtime.libraries.loop import LOOP, Exchanged, LibraryLoop, LibraryState, NotDivisible
 from springtide.runtime.libraries.part_loader import PartLoader
+from springtide.runtime.libraries.turns import OptimizerTurns, StepAgain
 from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
 
 _METRICS_INTERVAL_S = 0.25
 # The name under which a program's loggers get the number of workers: TensorBoard's, MLflow's and W&B's alike.
 WORKERS_METRIC = "springtide_workers"
-_FIXED = "give the job one number of workers, as --workers 1"
 
 
 def lightning_callbacks() -> list[Any]:
@@ -48,6 +51,9 @@ def _callback(package: str, fit: LightningFit) -> Any:
         def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
             fit.before_backward(loss)
 
+        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: torch.optim.Optimizer) -> None:
+            fit.before_update(optimizer)
+
         def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
             fit.after_backward()
 
@@ -68,6 +74,9 @@ class LightningFit:
         self._loop = loop
         self._trainer: Any = None
         self._loader: PartLoader | None = None
+        # Where the program updates by itself (manual optimization): its turns, and what takes a step of them back.
+        self._turns: OptimizerTurns | None = None
+        self._take_back: Callable[[], None] = lambda: None
         self._sigterm: Any = None
         self._is_leader = False
         self._is_repeating = False
@@ -123,19 +132,23 @@ class LightningFit:
 
     def _attach(self) -> None:
         trainer = self._trainer
-        if len(trainer.optimizers) != 1 or not trainer.lightning_module.automatic_optimization:
-            raise InvalidRequest(f"the LightningModule has an optimization of its own or several optimizers; {_FIXED}")
+        # Lightning's own stands for none.
+        if all(type(optimizer).__name__ == "_MockOptimizer" for optimizer in trainer.optimizers):
+            raise NotDivisible("configure_optimizers() has returned no optimizer")
         if type(trainer.fit_loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher":
-            raise InvalidRequest(f"training_step takes a dataloader_iter, which cannot be divided; {_FIXED}")
+            raise NotDivisible("training_step takes a dataloader_iter, which cannot be divided")
         if len(trainer.fit_loop._combined_loader.flattened) != 1:
-            raise InvalidRequest(f"the program trains on several DataLoaders at once; {_FIXED}")
+            raise NotDivisible("the program trains on several DataLoaders at once")
         # Lightning's own handler ends the program: the platform's lets the step end and saves.
         signal.signal(signal.SIGTERM, self._sigterm)
         num_steps = trainer.estimated_stepping_batches
         self._num_steps = int(num_steps) if 0 < num_steps < math.inf else None
         self._loop.on_group = self._show_rank
         state = LibraryState(self._loop, self._state, self._load)
-        self._loop.attach(trainer.lightning_module, trainer.optimizers[0], state)
+        takes_turns = not trainer.lightning_module.automatic_optimization
+        self._loop.attach(trainer.lightning_module, trainer.optimizers, state, takes_turns=takes_turns)
+        if takes_turns:
+            self._take_turns()
         if self._is_leader and not self._loop.step:
             # What Lightning does before it knows the rank.
             trainer_module = importlib.import_module(f"{self._package}.trainer.trainer")
@@ -144,6 +157,14 @@ class LightningFit:
             for callback in trainer.callbacks:
                 if isinstance(callback, importlib.import_module(f"{self._package}.callbacks").ModelSummary):
                     callback.on_fit_start(trainer, trainer.lightning_module)
+
+    def _take_turns(self) -> None:
+        assert self._loader is not None
+        self._loader.is_open = True
+        self._turns = turns = OptimizerTurns(self._loop, self._trainer.optimizers, "self.manual_backward(loss)")
+        self._loop.before_clip = lambda parameters: _leave_if_again(turns.before_clip(parameters))
+        manual = self._trainer.fit_loop.epoch_loop.manual_optimization
+        manual.run = functools.partial(self._run_manual, manual.run)
 
     def _show_rank(self) -> None:
         """Have Lightning's own checks for the rank follow the group's leader."""
@@ -166,9 +187,23 @@ class LightningFit:
     def _plan(self) -> tuple[int, int | None]:
         trainer = self._trainer
         ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        if self._turns is not None:
+            return 1, self._num_left(trainer.current_epoch * trainer.num_training_batches + ready)
         num_passes = min(trainer.accumulate_grad_batches, trainer.num_training_batches - ready)
         num_left = None if self._num_steps is None else max(1, self._num_steps - trainer.global_step)
         return int(num_passes), num_left
+
+    def _num_left(self, num_batches: int) -> int | None:
+        """Of a program that updates by itself, after so many batches: the steps to the end as those before were."""
+        trainer, num_left = self._trainer, math.inf
+        if trainer.max_epochs not in (None, -1):
+            num_left = trainer.max_epochs * trainer.num_training_batches - num_batches
+        if trainer.max_steps != -1 and trainer.global_step:
+            # Of which each update counts.
+            num_left = min(num_left, (trainer.max_steps - trainer.global_step) * num_batches / trainer.global_step)
+        if not math.isfinite(num_left):
+            return None
+        return self._loop.steps_of(num_left, num_batches)
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -176,6 +211,9 @@ class LightningFit:
         """Weight the gradients by this worker's part of the batch."""
         assert self._loader is not None
         number = self._loader.number
+        if self._turns is not None:
+            self._turns.before_backward(number, loss, loss.detach())
+            return
         # Lightning divides by the number of passes of a full step.
         told = loss.detach() * (self._trainer.accumulate_grad_batches * self._loop.part_of_step(number))
         self._loop.weigh(number, loss, told)
@@ -183,6 +221,9 @@ class LightningFit:
     def after_backward(self) -> None:
         """In the last backward pass of a step, exchange; do the step's passes again as often as the group breaks."""
         assert self._loader is not None
+        if self._turns is not None:
+            self._turns.after_backward()
+            return
         last = self._loader.number
         if self._is_repeating or not self._loop.is_last(last):
             return
@@ -195,16 +236,69 @@ class LightningFit:
             finally:
                 self._is_repeating = False
 
-    def _repeat(self, number: int, offset: int) -> None:
-        """One pass once more, on this worker's part of its batch in the present group."""
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Of a program that updates by itself: exchange, once an optimizer is to update."""
+        if self._turns is not None:
+            _leave_if_again(self._turns.before_update(optimizer))
+
+    def _run_manual(self, run: Callable[[Any], Any], kwargs: Any) -> Any:
+        """A batch of a program that updates by itself; the step's batches again as often as the group breaks."""
+        assert self._loader is not None
+        assert self._turns is not None
+        last, is_again = self._loader.number, False
+        if not last:
+            self._turns.begin_step()
+            self._take_back = self._kept_controls()
+        while True:
+            try:
+                for number in range(last if is_again else 0):
+                    self._loader.number = number
+                    run(self._arguments(number, number - last))
+                self._loader.number = last
+                return run(self._arguments(last, 0) if is_again else kwargs)
+            except StepAgain:
+                is_again = True
+                self._take_back()
+                self._turns.begin_step()
+
+    def _kept_controls(self) -> Callable[[], None]:
+        """What a step that is given up has changed beside weights and optimizers; the call sets it as it is now."""
+        trainer, module = self._trainer, self._trainer.lightning_module
+        manual = trainer.fit_loop.epoch_loop.manual_optimization
+        function, progress = module._current_fx_name, manual.optim_step_progress.state_dict()
+        trained = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+        schedulers = [
+            (config.scheduler, copy.deepcopy(config.scheduler.state_dict())) for config in trainer.lr_scheduler_configs
+        ]
+
+        def take_back() -> None:
+            with contextlib.suppress(ValueError):
+                trainer.profiler.stop("optimizer_step")
+            module._current_fx_name = function
+            manual.optim_step_progress.load_state_dict(progress)
+            for parameter, is_trained in trained:
+                # An optimizer's turn may have begun for which others are frozen.
+                parameter.requires_grad_(is_trained)
+            for scheduler, state in schedulers:
+                scheduler.load_state_dict(copy.deepcopy(state))
+
+        return take_back
+
+    def _arguments(self, number: int, offset: int) -> Any:
+        """Those of training_step for a pass once more, on this worker's part of its batch in the present group."""
         trainer = self._trainer
         assert self._loader is not None
         batch = trainer.precision_plugin.convert_input(self._loader.read(number))
         batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
         batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
         epoch_loop = trainer.fit_loop.epoch_loop
-        kwargs = epoch_loop._build_kwargs(OrderedDict(), batch, epoch_loop.batch_idx + offset)
-        result = epoch_loop.automatic_optimization._training_step(kwargs)
+        return epoch_loop._build_kwargs(OrderedDict(), batch, epoch_loop.batch_idx + offset)
+
+    def _repeat(self, number: int, offset: int) -> None:
+        """One pass once more."""
+        trainer = self._trainer
+        kwargs = self._arguments(number, offset)
+        result = trainer.fit_loop.epoch_loop.automatic_optimization._training_step(kwargs)
         trainer.strategy.backward(result.closure_loss, trainer.optimizers[0])
 
     def after_batch(self) -> None:
@@ -273,17 +367,19 @@ class LightningFit:
         self._loaded = state
 
 
+def _leave_if_again(outcome: Exchanged) -> None:
+    if outcome is Exchanged.AGAIN:
+        raise StepAgain
+
+
 def _check(trainer: Any) -> None:
     """Raise InvalidRequest for what Lightning would do on other devices by itself, or what cannot move."""
     strategy = type(trainer.strategy).__name__
     if strategy != "SingleDeviceStrategy":
-        raise InvalidRequest(
-            f"the Trainer uses {strategy}, and the platform divides the work itself; leave out strategy and devices, "
-            f"or {_FIXED}"
+        raise NotDivisible(
+            f"the Trainer uses {strategy}, and the platform divides the work itself; leave out strategy and devices"
         )
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
-        raise InvalidRequest(f'precision="16-mixed" scales its loss, which cannot move; use "bf16-mixed", or {_FIXED}')
+        raise NotDivisible('precision="16-mixed" scales its loss, which cannot move; use "bf16-mixed"')
     if any(type(callback).__name__ == "Timer" for callback in trainer.callbacks):
-        raise InvalidRequest(
-            f"max_time and Timer end each worker at another step; use max_steps or max_epochs, or {_FIXED}"
-        )
+        raise NotDivisible("max_time and Timer end each worker at another step; use max_steps or max_epochs")

@@ -19,8 +19,17 @@ import torch
 from springtide.core.errors import CollectiveError, InvalidRequest
 from springtide.runtime.data.shards import GlobalBatch, rank_bounds, seed_everything
 from springtide.runtime.elastic.steps.library import LibrarySteps
+from springtide.runtime.elastic.steps.library_turns import LibraryTurns
 from springtide.runtime.elastic.trainer import Trainer
 from springtide.runtime.process.exits import WorkerExit
+
+
+class NotDivisible(InvalidRequest):
+    """What a program does cannot be divided among workers; on one it runs. `reason` says what it is, and what to do."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; or give the job one number of workers, as --workers 1")
+        self.reason = reason
 
 
 class Exchanged(enum.Enum):
@@ -46,16 +55,22 @@ class LibraryLoop:
         self._trainer = trainer
         self.is_attached = False
         self.is_in_step = False
+        # Of the present step: whether anything of it is exchanged, and whether another member has completed it.
         self._is_exchanged = False
-        self._steps: LibrarySteps | None = None
+        self._is_elsewhere = False
+        self._steps: LibrarySteps | LibraryTurns | None = None
         self._passes: list[tuple[int, ...]] = []
-        self._pass_size = 1
+        self._pass_size, self._epoch = 1, 0
         # What failed before the exchange of the present step; empty if nothing did.
         self._broken = ""
         # How this worker was told to exit; the library's program may have caught that.
         self.exit: WorkerExit | None = None
         # Called after each change of the group.
         self.on_group: Callable[[], None] = lambda: None
+        # Whether the program's own code decides when its loop ends.
+        self.ends_by_program = False
+        # Called before gradients of these parameters are clipped.
+        self.before_clip: Callable[[list[torch.Tensor]], None] = lambda parameters: None
         self._state: LibraryState | None = None
 
     @property
@@ -88,13 +103,21 @@ class LibraryLoop:
                 "of its own, or give the job one number of workers, as --workers 1"
             )
 
-    def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: LibraryState) -> None:
-        """Take over the model and its optimizer; returns once this worker is in a group and has its training state.
+    def attach(
+        self,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        state: LibraryState,
+        *,
+        takes_turns: bool = False,
+    ) -> None:
+        """Take over the model and its optimizers; returns once this worker is in a group and has its training state.
 
-        `state` is the rest of the library's state. Raises InvalidRequest where it cannot move.
+        `state` is the rest of the library's state. `takes_turns`: the program calls its optimizers' steps itself.
+        Raises InvalidRequest where it cannot move.
         """
         self.is_attached, self._state = True, state
-        self._left(lambda: self._trainer.attach(model, [optimizer], [state]))
+        self._left(lambda: self._trainer.attach(model, optimizers, [state], takes_turns=takes_turns))
         self._steps = self._trainer.library_steps
         self.on_group()
 
@@ -103,7 +126,7 @@ class LibraryLoop:
 
         A full pass has `pass_size` samples. `num_left` counts the steps to the end, this one too; None: not known.
         """
-        if self.is_in_step and not self._is_exchanged:
+        if self.is_under_way and not isinstance(self._steps, LibraryTurns):
             raise InvalidRequest(
                 "a step of this program ended without a backward pass on its last batch, as when training_step returns "
                 "None, or a loop is left in the midst of accumulation; other workers would wait for it: give the job "
@@ -111,17 +134,36 @@ class LibraryLoop:
             )
         self.end()
         self._passes = [tuple(ids) for ids in passes]
-        self._pass_size = pass_size
-        ids = np.fromiter((index for part in passes for index in part), dtype=np.int64)
-        batch = GlobalBatch(step=self.step, epoch=epoch, ids=ids, global_batch_size=pass_size * len(passes))
+        self._pass_size, self._epoch = pass_size, epoch
+        batch = self._batch()
         generation = self._trainer.membership.generation
         self._left(lambda: self._trainer.begin_offered(batch, num_left))
         if self.world_size > 1:
             assert self._state is not None
             self._state.keep()
-        self.is_in_step, self._is_exchanged = True, False
+        self.is_in_step, self._is_exchanged, self._is_elsewhere = True, False, False
         if self._trainer.membership.generation != generation:
             self.on_group()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a step was begun of which nothing is exchanged yet."""
+        return self.is_in_step and not self._is_exchanged
+
+    def steps_of(self, num_batches: float, num_done: int) -> int:
+        """The steps of so many further batches, if they are as those of the first `num_done`; at least 1."""
+        num_begun = self.step + self.is_in_step
+        return max(1, round(num_batches * (num_begun / num_done if num_done else 1.0)))
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Where optimizers take turns: the present step, none of whose turns has come yet, has one more pass."""
+        self._passes.append(tuple(ids))
+        self._trainer.extend_offered(self._batch())
+
+    def _batch(self) -> GlobalBatch:
+        ids = np.fromiter((index for part in self._passes for index in part), dtype=np.int64)
+        size = self._pass_size * len(self._passes)
+        return GlobalBatch(step=self.step, epoch=self._epoch, ids=ids, global_batch_size=size)
 
     def part(self, number: int) -> tuple[int, ...]:
         """The ids of this worker's part of a pass."""
@@ -159,7 +201,7 @@ class LibraryLoop:
 
         Where a member was lost, it is this worker's own, and `exchange` will say that the step is to be done again.
         """
-        assert self._steps is not None
+        assert isinstance(self._steps, LibrarySteps)
         try:
             return self._steps.total(value)
         except CollectiveError as error:
@@ -172,34 +214,63 @@ class LibraryLoop:
         The loss of the step that is told is the sum of `told` over passes, weighted by the same part. `is_summed`: the
         losses of all workers are parts of one sum already, so that no part has another weight.
         """
-        assert self._steps is not None
+        assert isinstance(self._steps, LibrarySteps)
+        share = self._share(number)
+        part = float(share > 0.0) if is_summed else share
+        _weight_root(loss, part)
+        weight = share * self.part_of_step(number)
+        self._steps.passes(told * part, weight, is_last=self.is_last(number))
+
+    def weigh_turn(self, number: int, loss: torch.Tensor, told: torch.Tensor) -> None:
+        """Where optimizers take turns, before the backward pass of a loss of pass `number`: as `weigh`."""
+        assert isinstance(self._steps, LibraryTurns)
+        if self._is_exchanged:
+            self._trainer.turn_begins()
+        part = self._share(number)
+        _weight_root(loss, part)
+        self._steps.add_loss(told * part)
+
+    def exchange_turn(self, place: int | None) -> Exchanged:
+        """Before the optimizer at `place` updates: make the gradients of its parameters those of the whole batch.
+
+        With AGAIN all that the step has updated is taken back. None: no optimizer updates.
+        """
+        assert isinstance(self._steps, LibraryTurns)
+        if self._is_elsewhere:
+            self.drop_gradients()
+            return Exchanged.ELSEWHERE
+        num_own = sum(self._share(number) * len(ids) for number, ids in enumerate(self._passes))
+        self._steps.begin_turn(place, num_own / sum(map(len, self._passes)))
+        return self.exchange()
+
+    def _share(self, number: int) -> float:
+        """Which part of the samples of a pass this worker has."""
         num_samples = len(self._passes[number])
         low, high = rank_bounds(num_samples, self.rank, self.world_size, self._pass_size)
-        part = float(high > low) if is_summed else (high - low) / num_samples
-        if part != 1.0:
-            # Weighting the root weights every gradient, and the loss that the program shows stays as it is.
-            loss.register_hook(lambda gradient: gradient * part)  # type: ignore[no-untyped-call]
-        weight = (high - low) / num_samples * self.part_of_step(number)
-        self._steps.passes(told * part, weight, is_last=self.is_last(number))
+        return (high - low) / num_samples
 
     def exchange(self) -> Exchanged:
         """After the last backward pass of the step: make the gradients those of the whole batch."""
-        optimizer, step = self._trainer.state.optimizers[0], self.step
-        kept = [_copied(group) for group in optimizer.param_groups]
+        step = self.step
+        kept = [_copied(group) for group in self._trainer.state.groups]
         broken, self._broken = self._broken, ""
         if self._left(lambda: self._trainer.exchange_offered(broken)):
             self._is_exchanged = True
             return Exchanged.DONE
         self.on_group()
-        if self.step == step:
+        self._is_exchanged = self._is_elsewhere = self.step != step
+        if not self._is_elsewhere:
             return Exchanged.AGAIN
-        self._is_exchanged = True
         # The library takes this step's rates further by itself, from where they were.
-        for group, values in zip(optimizer.param_groups, kept, strict=True):
+        for group, values in zip(self._trainer.state.groups, kept, strict=True):
             group.update(values)
+        self.drop_gradients()
+        return Exchanged.ELSEWHERE
+
+    def drop_gradients(self) -> None:
+        """Leave no parameter a gradient."""
         for parameter in self._trainer.state.parameters.values():
             parameter.grad = None
-        return Exchanged.ELSEWHERE
 
     @property
     def loss(self) -> float | None:
@@ -220,17 +291,22 @@ class LibraryLoop:
             return
         assert self._steps is not None
         # A sample that no dataset has.
-        self._passes, self._pass_size = [(-1,)], 1
-        batch = GlobalBatch(step=self.step, epoch=0, ids=np.array([-1], dtype=np.int64), global_batch_size=1)
-        self._left(lambda: self._trainer.begin_offered(batch, 0))
+        self._passes, self._pass_size, self._epoch = [(-1,)], 1, 0
+        self._left(lambda: self._trainer.begin_offered(self._batch(), 0))
         is_agreed = False
         while not is_agreed:
-            self._steps.passes(torch.zeros(()), 0.0, is_last=True)
+            if isinstance(self._steps, LibraryTurns):
+                self._steps.begin_turn(None, 0.0)
+            else:
+                self._steps.passes(torch.zeros(()), 0.0, is_last=True)
             is_agreed = self._left(self._trainer.exchange_offered)
         self._trainer.drop_offered()
 
     def end(self) -> None:
         """Commit the last step, once the library is done with it."""
+        while self.is_under_way and isinstance(self._steps, LibraryTurns):
+            # No optimizer has updated anything, so that nothing is to be done again.
+            self.exchange_turn(None)
         self.is_in_step = False
         self._trainer.update()
 
@@ -286,6 +362,12 @@ def _plain(value: Any) -> Any:
         parts = {key: _plain(item) for key, item in items}
         return parts if isinstance(value, dict) else type(value)(parts.values())
     return value
+
+
+def _weight_root(loss: torch.Tensor, part: float) -> None:
+    if part != 1.0:
+        # Weighting the root weights every gradient, and the loss that the program shows stays as it is.
+        loss.register_hook(lambda gradient: gradient * part)  # type: ignore[no-untyped-call]
 
 
 def _copied(group: dict[str, Any]) -> dict[str, Any]:

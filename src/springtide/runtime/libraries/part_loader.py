@@ -12,9 +12,7 @@ from torch.utils.data.distributed import DistributedSampler
 from springtide.core.errors import InvalidRequest
 from springtide.runtime.data.batch_loader import BatchLoader, PartIds, kept_random_state
 from springtide.runtime.data.shards import seed_everything
-from springtide.runtime.libraries.loop import LibraryLoop
-
-_FIXED = "give the job one number of workers, as --workers 1"
+from springtide.runtime.libraries.loop import LibraryLoop, NotDivisible
 
 
 class PartLoader:
@@ -40,6 +38,8 @@ class PartLoader:
         # The position in the epoch of the present step's first batch, and which batch of the step was read last.
         self._began_at = 0
         self.number = 0
+        # Whether a step goes on until something of it is exchanged, with further batches.
+        self.is_open = False
         # How many batches of the next iteration the library leaves out because they are done.
         self.skipped = 0
         # Where the library is when an iteration begins: (epoch, number of batches of it that are done).
@@ -55,11 +55,20 @@ class PartLoader:
         epoch, position = self.where()
         num_batches = self.walk(epoch)
         while position < num_batches:
-            num_passes, num_left = self.plan()
-            for number in range(self.begin(position, num_passes, num_left)):
+            for number in self._next_passes(position):
                 self.number = number
                 position += 1
                 yield self.read(number)
+
+    def _next_passes(self, position: int) -> range:
+        if self.is_open and self._loop.is_under_way and position == self._began_at + self.number + 1:
+            self.extend(position)
+            return range(self.number + 1, self.number + 2)
+        return range(self.begin(position, *self.plan()))
+
+    def extend(self, position: int) -> None:
+        """The present step has the batch at `position` as one more pass."""
+        self._loop.extend(self._batches[position])
 
     def begin(self, position: int, num_passes: int, num_left: int | None) -> int:
         """Begin a step on the batches of the epoch from `position` on; returns how many of `num_passes` there are.
@@ -104,16 +113,16 @@ class PartLoader:
 
 def _check(loader: Any) -> None:
     if not isinstance(loader, DataLoader):
-        raise InvalidRequest(
-            f"the program trains on a {type(loader).__name__}, and only a torch DataLoader can be divided; {_FIXED}"
+        raise NotDivisible(
+            f"the program trains on a {type(loader).__name__}, and only a torch DataLoader can be divided"
         )
     if isinstance(loader.dataset, IterableDataset):
-        raise InvalidRequest(
+        raise NotDivisible(
             "the DataLoader reads an IterableDataset, whose samples have no numbers, so that workers cannot divide it; "
-            f"give it a dataset with __len__ and __getitem__, or {_FIXED}"
+            "give it a dataset with __len__ and __getitem__"
         )
     if loader.batch_sampler is None:
-        raise InvalidRequest(f"the DataLoader has batch_size=None, and its batches cannot be divided; {_FIXED}")
+        raise NotDivisible("the DataLoader has batch_size=None, and its batches cannot be divided")
     if isinstance(loader.sampler, DistributedSampler):
         raise InvalidRequest(
             "the DataLoader has a DistributedSampler, and the platform divides the batches; give it shuffle=True"
@@ -124,6 +133,6 @@ def _whole_numbers(ids: Any) -> list[int]:
     try:
         return [int(index) for index in ids]
     except (TypeError, ValueError):
-        raise InvalidRequest(
-            f"the DataLoader's sampler gives other ids than whole numbers, which cannot be divided; {_FIXED}"
+        raise NotDivisible(
+            "the DataLoader's sampler gives other ids than whole numbers, which cannot be divided"
         ) from None

@@ -11,12 +11,13 @@ from typing import Any
 from springtide.core.workload import Entrypoint, Library
 from springtide.runtime.elastic.trainer import Trainer
 from springtide.runtime.libraries.import_hook import ModulePatch
-from springtide.runtime.libraries.loop import LOOP, LibraryLoop
+from springtide.runtime.libraries.loop import LOOP, LibraryLoop, NotDivisible
+from springtide.runtime.libraries.turns import watch_clipping
 from springtide.runtime.script import run_file
 
 _CALLS: Mapping[Library, str] = MappingProxyType(
     {
-        "lightning": "Lightning's Trainer.fit()",
+        "lightning": "Lightning's Trainer.fit() or a loop over what fabric.setup_dataloaders() has returned",
         "transformers": "train() of a Trainer of transformers",
         "accelerate": "a loop over a DataLoader that accelerator.prepare() has returned",
     }
@@ -25,10 +26,14 @@ _CALLS: Mapping[Library, str] = MappingProxyType(
 _WORLD = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
+class CannotBeResized(Exception):
+    """What the program does cannot be divided, which was found before it was in a group. The text says why."""
+
+
 def run_program(trainer: Trainer, entrypoint: Entrypoint) -> None:
     """Run the program to its end: its library believes that it is alone, and `trainer` carries its loop.
 
-    Raises WorkerExit, what the program raises, and RuntimeError if it has trained nothing.
+    Raises WorkerExit, CannotBeResized, what the program raises, and RuntimeError if it has trained nothing.
     """
     LOOP.loop = loop = LibraryLoop(trainer)
     for name in _WORLD:
@@ -36,10 +41,12 @@ def run_program(trainer: Trainer, entrypoint: Entrypoint) -> None:
     _install(entrypoint.library, loop)
     try:
         code = run_file(entrypoint)
-    except Exception:
+    except Exception as error:
         # The library may have made another error of it.
         if loop.exit is not None:
             raise loop.exit from None
+        if isinstance(error, NotDivisible) and not loop.is_attached:
+            raise CannotBeResized(error.reason) from error
         raise
     if loop.exit is not None:
         raise loop.exit
@@ -50,15 +57,21 @@ def run_program(trainer: Trainer, entrypoint: Entrypoint) -> None:
             f"the script ended without {_CALLS[entrypoint.library]}, so that nothing was trained in place; give the "
             "job one number of workers, as --workers 1, to run it as it is"
         )
-    if entrypoint.library == "accelerate":
-        # Its own code decides when it ends.
+    if loop.ends_by_program:
         loop.agree_on_end()
     loop.end()
 
 
 def _install(library: Library, loop: LibraryLoop) -> None:
-    """Have the library's loop run by `loop` once the program imports it; Lightning asks for it by itself."""
-    if library == "transformers":
+    """Have the library's loop run by `loop` once the program imports it."""
+    watch_clipping(lambda parameters: loop.before_clip(parameters))
+    if library == "lightning":
+        # For its Trainer Lightning asks by itself.
+        from springtide.runtime.libraries.fabric import patch_fabric
+
+        for package in ("lightning.fabric", "lightning_fabric"):
+            sys.meta_path.insert(0, ModulePatch(f"{package}.fabric", lambda module: patch_fabric(module, loop)))
+    elif library == "transformers":
         from springtide.runtime.libraries.transformers import patch_trainer
 
         sys.meta_path.insert(0, ModulePatch("transformers.trainer", patch_trainer))

@@ -14,13 +14,11 @@ from typing import Any
 
 import torch
 
-from springtide.core.errors import InvalidRequest
-from springtide.runtime.libraries.loop import LOOP, Exchanged, LibraryLoop, LibraryState
+from springtide.runtime.libraries.loop import LOOP, Exchanged, LibraryLoop, LibraryState, NotDivisible
 from springtide.runtime.libraries.noticed_number import noticed
 from springtide.runtime.libraries.part_loader import PartLoader
 from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
 
-_FIXED = "give the job one number of workers, as --workers 1"
 # Stands for the checkpoint's folder where the state came from another worker or from the platform's checkpoint.
 _TAKEN = "<springtide>"
 _BEST_MODEL_WAIT_S = 120.0
@@ -54,6 +52,8 @@ class TrainerFit:
         self._loop = loop
         self._loader: PartLoader | None = None
         self._epoch = 0
+        # Whether its callbacks know that the training has begun.
+        self._is_running = False
         # Of the present step: how many passes it has, and which of them is computed.
         self._num_passes = 1
         self._number = 0
@@ -117,7 +117,7 @@ class TrainerFit:
         trainer.create_optimizer()
         self._loop.on_group = self._show_rank
         state = LibraryState(self._loop, self._state, self._take)
-        self._loop.attach(trainer.model, trainer.optimizer, state)
+        self._loop.attach(trainer.model, [trainer.optimizer], state)
         if self._loaded is None:
             return where
         known = {field.name for field in dataclasses.fields(trainer.state)}
@@ -147,7 +147,7 @@ class TrainerFit:
 
     def _run_epoch(self, run: Callable[..., Any], **keywords: Any) -> Any:
         assert self._loader is not None
-        self._epoch, self._loader.skipped = keywords["epoch"], 0
+        self._epoch, self._loader.skipped, self._is_running = keywords["epoch"], 0, True
         if self._loaded is not None:
             keywords["resume_from_checkpoint"] = _TAKEN
         return run(**keywords)
@@ -161,8 +161,21 @@ class TrainerFit:
         """Have the checks of transformers and accelerate for the rank follow the group's leader."""
         shared = importlib.import_module("accelerate.state").PartialState._shared_state
         shared["process_index"] = shared["local_process_index"] = self._loop.rank
-        state = self._trainer.state
-        state.is_world_process_zero = state.is_local_process_zero = self._loop.rank == 0
+        state, is_leader = self._trainer.state, self._loop.rank == 0
+        was_leader = state.is_world_process_zero
+        state.is_world_process_zero = state.is_local_process_zero = is_leader
+        if self._is_running and is_leader and not was_leader:
+            self._take_over_reports()
+
+    def _take_over_reports(self) -> None:
+        """Have callbacks make what they made on the leader alone, as the training began: bars of progress, runs."""
+        trainer = self._trainer
+        for callback in trainer.callback_handler.callbacks:
+            if getattr(callback, "training_bar", callback) is None:
+                callback.on_train_begin(trainer.args, trainer.state, trainer.control)
+            if hasattr(callback, "_initialized"):
+                # Those of trackers then set themselves up before they log.
+                callback._initialized = False
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -288,11 +301,11 @@ def _check(trainer: Any) -> None:
     args = trainer.args
     is_divided = args.n_gpu > 1 or trainer.accelerator.num_processes > 1
     if is_divided or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        raise InvalidRequest(
+        raise NotDivisible(
             "the Trainer uses DeepSpeed, FSDP or several devices, and the platform divides the work itself; leave them "
-            f"out, or {_FIXED}"
+            "out"
         )
     if trainer.accelerator.scaler is not None:
-        raise InvalidRequest(f"fp16=True scales its loss, which cannot move; use bf16=True, or {_FIXED}")
+        raise NotDivisible("fp16=True scales its loss, which cannot move; use bf16=True")
     if args.auto_find_batch_size:
-        raise InvalidRequest(f"auto_find_batch_size would give each worker another batch; leave it out, or {_FIXED}")
+        raise NotDivisible("auto_find_batch_size would give each worker another batch; leave it out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import TrainingJob
 from springtide.runtime.elastic.steps.library import LibrarySteps
+from springtide.runtime.elastic.steps.library_turns import LibraryTurns
 from springtide.runtime.elastic.steps.method import StepMethod
 from springtide.runtime.elastic.steps.overlapped import OverlappedSteps
 from springtide.runtime.elastic.steps.sharded import ShardedSteps
@@ -18,15 +19,16 @@ def step_method(
     measures_noise: bool,
     micro_batch: int = 0,
     metrics: dict[str, float] | None = None,
+    takes_turns: bool = False,
 ) -> StepMethod:
     """Sharded steps for an exact job, and where gradient noise is measured, which takes several parts of a batch.
 
     `micro_batch` is the most samples of one pass (0: no limit). Raises InvalidRequest if the job fixes its parts, and
-    for several optimizers where a batch has several parts. The passes of a library's loop are its own. What an exact
-    job measures of its steps goes into `metrics`.
+    for several optimizers where a batch has several parts. The passes of a library's loop are its own; `takes_turns`:
+    its program calls the optimizers' steps itself. What an exact job measures of its steps goes into `metrics`.
     """
     if job.entrypoint.has_library_loop:
-        return LibrarySteps(state)
+        return LibraryTurns(state) if takes_turns else LibrarySteps(state)
     if len(state.optimizers) > 1 and (job.exact or measures_noise or micro_batch):
         raise InvalidRequest(
             f"{len(state.optimizers)} optimizers take turns on one pass over a batch; leave out micro_batch, exact and "
