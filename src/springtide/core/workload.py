@@ -298,7 +298,8 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     replica answers within the objective at the limit of its share, as profiled (None: not known). With it the number of
     replicas follows the co-scaler (serving/co_scaler.py) instead of the number of concurrent requests.
     `container` holds the settings of its pods, on Kubernetes. A replica that is not ready within `start_timeout_s` of
-    its start is ended (0: it may take any time). `env`, `secrets` and `packages` are as in TrainingJob.
+    its start is ended (0: it may take any time). `env`, `secrets` and `packages` are as in TrainingJob. Each replica
+    holds `share` of `devices_each` devices of one node (1, 2, 4 or 8; without a share always 1).
     """
 
     service_id: WorkloadId
@@ -322,6 +323,7 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     env: dict[str, str] = {}
     secrets: SecretSet | None = None
     packages: Packages | None = None
+    devices_each: int = 1
 
 
 def replicas_for(service: InferenceService, demand: int, minimum: int, maximum: int) -> int:

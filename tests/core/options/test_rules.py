@@ -352,7 +352,8 @@ BROKEN: dict[Rule, dict[str, tuple[Given, str]]] = {
 
 
 def test_every_rule_is_broken_here_on_every_face_that_can_say_it() -> None:
-    assert set(BROKEN) == {*JOB_RULES, *PLACE_RULES, *FILLED_RULES, *SUBMISSION_RULES, *SERVICE_RULES}
+    of_services = {rules.replicas_hold_parts_of_several}
+    assert set(BROKEN) | of_services == {*JOB_RULES, *PLACE_RULES, *FILLED_RULES, *SUBMISSION_RULES, *SERVICE_RULES}
 
 
 @pytest.mark.parametrize(
@@ -478,3 +479,17 @@ def test_a_services_memory_is_of_a_share_on_both_faces() -> None:
     ServeOptions(memory="4GB", gpu=0.3)
     ServeOptions(memory="4GB", share="auto")
     check_service_spec({"deviceMemory": "4GB", "share": "0.3"})
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"devices_each": 2}, "options.devices_each 2 is more than one device, of each of which a replica holds a share"),
+        ({"devices_each": 3, "share": {"request": 0.5}}, "options.devices_each is 3: a replica holds its share of 1, 2, "),
+    ],
+)
+def test_a_replica_on_several_devices_holds_a_share_of_each(options: dict[str, Any], told: str) -> None:
+    source = {"filename": "a.py", "text": "class A: ...", "object_name": "A", "kind": "class"}
+    with pytest.raises(InvalidRequest) as refused:
+        check_service(ServiceIn.model_validate({"source": source, "options": options}))
+    assert str(refused.value).startswith(told)

@@ -37,6 +37,10 @@ NO_PYTHON_IN_PODS: Final = (
     "python names an interpreter of the platform's machine; on Kubernetes the interpreter is that of the image: build "
     "one with it (FROM the platform's) and name it, with --image or container.image; requirements are possible there"
 )
+NO_PARTS_IN_PODS: Final = (
+    "on Kubernetes a replica holds a share of one device; leave gpu out, or serve it on a platform of this machine "
+    "(springtide up)"
+)
 _DEFAULT_BATCH: Final = (32, 32)
 _OF_ENVIRONMENTS: Final = ("env", "secrets", "requirements", "python")
 
@@ -296,6 +300,27 @@ def memory_is_of_a_share(values: Values, words: FaceWords) -> str | None:
     )
 
 
+def replicas_hold_parts_of_several(values: Values, words: FaceWords) -> str | None:
+    """A replica holds one device, or the same part of each of several."""
+    each, share = values.get("gpu") or 1, values.get("share")
+    if each == 1:
+        return None
+    gpu, written = words.name("gpu"), words.written("share", (0.3, 0.6))
+    if each not in DEVICES_EACH:
+        return f"{gpu} is {each}: a replica holds its share of 1, 2, 4 or 8 devices of one node"
+    if share is None:
+        return (
+            f"{gpu} {each} is more than one device, of each of which a replica holds a share: add it, like {written}; "
+            f"or leave {gpu} out"
+        )
+    if share == "auto":
+        return (
+            f"{gpu} {each} is of several devices, and {words.name('share')} auto is what a profile on one device says; "
+            f"name the share, like {written}"
+        )
+    return None
+
+
 # What can never be, wherever the job runs: checked as soon as options are given.
 JOB_RULES: Final[tuple[Rule, ...]] = (
     first_batch_within_bounds,
@@ -326,7 +351,7 @@ FILLED_RULES: Final[tuple[Rule, ...]] = (
 )
 # Beside these, of what is submitted and not only asked about.
 SUBMISSION_RULES: Final[tuple[Rule, ...]] = (profile_is_for_functions,)
-SERVICE_RULES: Final[tuple[Rule, ...]] = (memory_is_of_a_share, each_variable_once)
+SERVICE_RULES: Final[tuple[Rule, ...]] = (memory_is_of_a_share, replicas_hold_parts_of_several, each_variable_once)
 
 
 def _batch(values: Values) -> tuple[int, int]:

@@ -65,11 +65,13 @@ class ShareBoard:
 
     # --- places -----------------------------------------------------------------------------------------------------
 
-    def put(self, who: WorkloadId, family: str, devices: Sequence[DeviceId]) -> None:
+    def put(self, who: WorkloadId, family: str, devices: Sequence[DeviceId], each: int = 1) -> None:
         """Enter a sharer on those of these devices that have room: a share that was made larger may not fit any more,
-        and then the workload moves."""
+        and then the workload moves. Of a replica on `each` devices all or none have room."""
         demand = demand_of(self.share[who])
-        self.hold(who, family, [device_id for device_id in devices if self.ledger.has_room(device_id, demand)])
+        has_room = [self.ledger.has_room(device_id, demand) for device_id in devices]
+        starts = [start for start in range(0, len(devices), each) if all(has_room[start : start + each])]
+        self.hold(who, family, [device_id for start in starts for device_id in devices[start : start + each]])
 
     def hold(self, who: WorkloadId, family: str, devices: Sequence[DeviceId]) -> None:
         """Enter a sharer on exactly these devices, which have room."""
@@ -121,6 +123,25 @@ class ShareBoard:
                 return None
             mine += found
         return mine
+
+    def take_together(self, request: PlacementRequest, reach: Reach, *, may_open: bool) -> tuple[DeviceId, ...] | None:
+        """The devices of one replica, all of one node, on some of which others make room: on the node where the fewest
+        have to. None, and nothing is changed, if no node can have so many."""
+        if request.num_devices == 1:
+            return self.take(request, 1, reach, may_open=may_open)
+        found = self.find_place(request, may_open=may_open)
+        ids, rooms = self.ledger.device_ids, request.room(self.ledger)
+        for _, number in sorted(
+            (-int(rooms[node].sum()), at) for at, node in enumerate(self.ledger.nodes) if len(node)
+        ):
+            if found is not None:
+                break
+            node = self.ledger.nodes[number]
+            if len(node) >= request.num_devices:
+                others = frozenset((*ids[: node.start], *ids[node.stop :]))
+                on_node = replace(request, avoid=request.avoid | others)
+                found = self.take(on_node, request.num_devices, reach, may_open=may_open)
+        return found
 
     def make_room(self, request: PlacementRequest, reach: Reach, *, may_open: bool) -> tuple[DeviceId, ...] | None:
         """A device on which weaker work makes room: a worker of a job with a share that it can do without, a device of

@@ -19,7 +19,7 @@ from springtide.scheduling.replicas import wanted_replicas
 from springtide.scheduling.sharing.board import Claims, Reach, ShareBoard
 from springtide.scheduling.sharing.deadlines import can_promise, fewest_in_time, is_promised, sure_s
 from springtide.scheduling.sharing.packing import Packer, PlacementRequest
-from springtide.scheduling.sharing.words import lacks_text, places_text
+from springtide.scheduling.sharing.words import lacks_text, lacks_together_text, places_text
 
 # Whose claim on a whole device gives way to promises: the strongest first.
 WEAK_CLAIMS = ("first", "promise", "growth", "job")
@@ -175,15 +175,16 @@ class SharePlan:
         return is_whole and self._snapshot.now_s >= view.restarts.grows_at_s
 
     def _keep_replicas(self, view: ServiceView, wanted: int) -> None:
-        service_id = view.service.service_id
-        held = self._snapshot.allocations.get(service_id)
-        live = held.device_ids[: view.num_ready + view.num_starting] if held is not None else ()
-        kept = [device_id for device_id in live if device_id in self._snapshot.cluster.device_set]
+        service_id, each = view.service.service_id, view.service.devices_each
+        held, alive = self._snapshot.allocations.get(service_id), self._snapshot.cluster.device_set
+        live = held.device_ids[: (view.num_ready + view.num_starting) * each] if held is not None else ()
+        replicas = [live[start : start + each] for start in range(0, len(live), each)]
+        kept = [replica for replica in replicas if alive.issuperset(replica)]
         while len(kept) > wanted:
-            # Drop the one with the fewest others on its device; of equals the newest.
-            beside = [self._num_beside(device_id) for device_id in kept]
+            # Drop the one with the fewest others on its devices; of equals the newest.
+            beside = [sum(map(self._num_beside, replica)) for replica in kept]
             kept.pop(max(range(len(kept)), key=lambda at: (-beside[at], at)))
-        self._board.put(service_id, view.service.name, kept)
+        self._board.put(service_id, view.service.name, list(itertools.chain.from_iterable(kept)), each)
 
     def _keep_workers(self, view: JobView) -> None:
         job = view.job
@@ -239,16 +240,17 @@ class SharePlan:
 
     def _raise_service(self, view: ServiceView, count: int, claim: str) -> None:
         service_id, share = view.service.service_id, self._share[view.service.service_id]
-        may_open = (claim, service_id) not in self._barred
-        while len(mine := self._chosen[service_id]) < count:
+        may_open, each = (claim, service_id) not in self._barred, view.service.devices_each
+        while len(mine := self._chosen[service_id]) < count * each:
             request = PlacementRequest(
                 workload_id=service_id,
                 family=view.service.name,
                 share=share,
+                num_devices=each,
                 avoid=self._kept.union(mine),
             )
             reach: Reach = "workers" if claim == "growth" else "elastic"
-            found = self._board.take(request, 1, reach, may_open=may_open)
+            found = self._board.take_together(request, reach, may_open=may_open)
             if found is None:
                 return
             self._note_opened(claim, service_id, found)
@@ -401,23 +403,25 @@ class SharePlan:
         mine = self._chosen[service_id]
         if mine:
             self._give(service_id, mine, share, None)
-        before = view.num_ready + view.num_starting
-        if len(mine) < wanted:
-            num = wanted - len(mine)
-            who = "a replica needs" if num == 1 else f"{num} replicas need"
-            self.reasons[service_id] = f"waits for room: {self._lacks(share, who, beside=mine)}"
+        before, each = view.num_ready + view.num_starting, view.service.devices_each
+        given = len(mine) // each
+        if given < wanted:
+            who = "a replica needs" if wanted - given == 1 else f"{wanted - given} replicas need"
+            self.reasons[service_id] = f"waits for room: {self._lacks(share, who, beside=mine, each=each)}"
             if not mine and ("first", service_id) in self._barred:
                 self.waiting.append(service_id)
                 self.reasons[service_id] += ", and promised deadlines need the whole ones"
-        elif len(mine) > before:
+        elif given > before:
             self.reasons[service_id] = self._describe_places(service_id, mine, share)
-        elif len(mine) < before:
+        elif given < before:
             is_idle = view.in_flight + view.queued == 0
             self.reasons[service_id] = (
                 f"nobody has asked for {view.idle_s:.0f} s" if is_idle else f"its load asks for {wanted}"
             )
 
-    def _lacks(self, share: Share, who: str, *, beside: Sequence[DeviceId] = ()) -> str:
+    def _lacks(self, share: Share, who: str, *, beside: Sequence[DeviceId] = (), each: int = 1) -> str:
+        if each > 1:
+            return lacks_together_text(self._ledger, share, who, each, beside=beside)
         return lacks_text(self._ledger, self._snapshot.cluster, share, who, beside=beside)
 
     def _describe_places(self, who: WorkloadId, devices: Sequence[DeviceId], share: Share) -> str:

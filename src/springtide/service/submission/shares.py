@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from springtide.core.errors import Conflict
+from springtide.control.records import ServiceRecord
+from springtide.core.errors import Conflict, InvalidRequest
+from springtide.core.options.rules import NO_PARTS_IN_PODS
 from springtide.core.resources import Device
 from springtide.core.shares import Share, make_share
-from springtide.core.workload import DEVICES_EACH
+from springtide.core.workload import DEVICES_EACH, InferenceService
 from springtide.service.ports import ViewLike
 from springtide.service.submission.option_models import ShareIn
 from springtide.service.submission.schemas import JobIn
@@ -40,6 +42,37 @@ def check_share(view: ViewLike, share: Share | None, num_devices: int, name: str
         raise Conflict(
             f"{name} needs {num_devices} workers at once, each with its share of a device of its own, and the platform "
             f"has {has}; ask for at most --workers {len(devices)}, or start it with more slots"
+        )
+
+
+def check_parts(view: ViewLike, service: InferenceService, old: ServiceRecord | None, *, has_pods: bool) -> None:
+    """Refuse a service whose replicas' shares of several devices cannot be had here. Raises InvalidRequest, Conflict.
+
+    `old` is the record of the service of that name, if there is one.
+    """
+    each, name = service.devices_each, service.name
+    if old is not None and not old.is_removed and old.service.devices_each != each:
+        held = "1 device" if old.service.devices_each == 1 else f"shares of {old.service.devices_each} devices"
+        raise Conflict(
+            f"each replica of {name} holds {held}, and that cannot change while it is deployed; remove it first "
+            f"(springtide cancel {name}), or deploy it under another name"
+        )
+    nodes = [node for node in view.nodes if node.functions is None]
+    if each == 1 or not nodes:
+        return
+    if has_pods:
+        raise InvalidRequest(NO_PARTS_IN_PODS)
+    if any(node.pool != "shared" or node.owner != "shared" for node in nodes):
+        raise Conflict(
+            f"{name} asks for shares of {each} devices for each replica, and on nodes with pools (--pools) a sharer "
+            "has a device of its own; leave gpu out, or start the platform without pools"
+        )
+    largest = max(len(node.devices) for node in nodes)
+    if each > largest:
+        raise Conflict(
+            f"{name} asks for shares of {each} devices of one node for each replica, and the largest node here has "
+            f"{largest}; ask for at most {max(count for count in DEVICES_EACH if count <= largest)}, or start the "
+            "platform with more slots"
         )
 
 

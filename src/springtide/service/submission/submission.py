@@ -71,7 +71,7 @@ from springtide.service.submission.schemas import (
     check_service,
     placed,
 )
-from springtide.service.submission.shares import check_devices, check_share, share_of, speed_text
+from springtide.service.submission.shares import check_devices, check_parts, check_share, share_of, speed_text
 from springtide.service.submission.unfinished import check_unfinished
 from springtide.storage.secrets import keep_secrets
 
@@ -198,7 +198,7 @@ class SubmissionService:
                 check_unfinished(view, container, self._platform.max_unfinished)
             share = share_of(request.options.share)
             check_share(view, share, 1, name)
-            check_guarantee(view, service_id, request.options.min_replicas, share)
+            check_guarantee(view, service_id, request.options.min_replicas, share, request.options.devices_each)
             source_store, place = self._platform.source_store, sources.service_place(service_id, request.source)
             options, address = request.options, source_store.address(place)
             self._sweep.begin()
@@ -219,6 +219,7 @@ class SubmissionService:
                 packages=packages_of(options),
                 **copied(options, SERVICE_OPTIONS, "workload"),
             )
+            check_parts(view, service, old, has_pods=container is not None)
             check_promises(self._platform, service, service.min_replicas)
             source_store.write(place, request.source)
             deployed = ServiceDeployed(service=service, first_replica=0 if old is None else old.next_replica)
