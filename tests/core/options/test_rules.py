@@ -27,7 +27,7 @@ from springtide.core.options.rules import (
 from springtide.core.options.words import JOB_WORDS
 from springtide.service.submission.function_checks import check_functions
 from springtide.service.submission.option_models import checked_values
-from springtide.service.submission.schemas import JobIn, check_job, parse_body
+from springtide.service.submission.schemas import JobIn, ServiceIn, check_job, check_service, parse_body
 
 NOON = datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
 FILES = {"train.py": "def fit(ctx):\n    pass\n"}
@@ -484,8 +484,14 @@ def test_a_services_memory_is_of_a_share_on_both_faces() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"devices_each": 2}, "options.devices_each 2 is more than one device, of each of which a replica holds a share"),
-        ({"devices_each": 3, "share": {"request": 0.5}}, "options.devices_each is 3: a replica holds its share of 1, 2, "),
+        (
+            {"devices_each": 2},
+            "options.devices_each 2 is more than one device, of each of which a replica holds a share",
+        ),
+        (
+            {"devices_each": 3, "share": {"request": 0.5}},
+            "options.devices_each is 3: a replica holds its share of 1, 2, ",
+        ),
     ],
 )
 def test_a_replica_on_several_devices_holds_a_share_of_each(options: dict[str, Any], told: str) -> None:

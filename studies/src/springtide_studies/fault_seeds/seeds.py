@@ -22,6 +22,7 @@ from springtide.core.ports import Standing, Step
 from springtide.core.resources import Node, make_node
 from springtide.core.tide import Tide
 from springtide.scheduling.registry import PACKER_NAMES, make_policy
+from springtide.scheduling.sharing.policy import Sharing
 from springtide.simulator.clock import VirtualClock
 from springtide.simulator.fluid.invariants import InvariantViolation
 from springtide_studies.fault_seeds.executor import SimExecutor
@@ -32,6 +33,7 @@ from springtide_studies.fault_seeds.invariants import ClaimsChecked, Invariants,
 from springtide_studies.fault_seeds.invariants_loans import LoanInvariants
 from springtide_studies.fault_seeds.machine import Machine
 from springtide_studies.fault_seeds.models import Delays
+from springtide_studies.fault_seeds.parts import with_parts
 from springtide_studies.fault_seeds.promises import CHANGE, PromiseInvariants, with_promises
 from springtide_studies.fault_seeds.workload import (
     ModelledGateway,
@@ -57,6 +59,7 @@ SNAPSHOT_SEEDS, NUM_SNAPSHOTS = 10, 3
 _SHARED_MEMORY_MB = 1000
 _PROMISES_STREAM = 1
 _DEVICES_STREAM = 2
+_PARTS_STREAM = 3
 # These promise with what changes cost in mind; the others keep to rules that do not know it.
 _KEEPS_PROMISES = ("springtide",)
 # These never take a server that training owns, even for guaranteed replicas.
@@ -204,7 +207,8 @@ class FaultRun:
         of their devices, whose memory counts. `has_more_faults` adds the kinds of faults_more.py, half as many faults
         as of the others together. With `has_promises` jobs have profiles and tight deadlines, and a policy that
         `keeps_promises` keeps each where nothing goes wrong and no service takes devices; with `has_devices` workers of
-        some jobs hold several devices. `reaches` says which nodes the policy takes for what a service is guaranteed.
+        some jobs hold several devices (and with shares replicas of some services parts of several). `reaches` says
+        which nodes the policy takes for what a service is guaranteed.
         """
         self._seed = seed
         sequence = np.random.SeedSequence(seed)
@@ -225,6 +229,8 @@ class FaultRun:
         if has_shares:
             # A stream of its own: what the seed draws besides is what it was without shares.
             workload = with_shares(workload, np.random.default_rng(sequence.spawn(1)[0]))
+            if has_devices and isinstance(make(), Sharing):
+                workload = with_parts(workload, np.random.default_rng([seed, _PARTS_STREAM]), self.nodes)
             self.nodes = tuple(_with_memory(node) for node in self.nodes)
         num_all = sum(len(node.devices) for node in self.nodes)
         workload = _varied(workload, seed, self.nodes, has_promises=has_promises, has_devices=has_devices)

@@ -255,16 +255,14 @@ def with_shares(workload: Workload, rng: np.random.Generator) -> Workload:
 def with_devices(workload: Workload, rng: np.random.Generator, nodes: Sequence[Node]) -> Workload:
     """The scenario with two or four devices for each worker of about half of its jobs, from a stream of their own.
 
-    They have so many fewer workers, and a batch that does not change. A few find no node that is large enough. Where
-    nodes have no pools, each replica of half of the services with a share holds it of two devices, or up to four.
+    They have so many fewer workers, and a batch that does not change. A few find no node that is large enough.
     """
     # Where nodes have pools, a job fits into those of training, so that it ends even if nothing is ever loaned.
     widths = [len(node.devices) for node in nodes if node.owner != "inference"]
     if any(node.owner == "training" for node in nodes):
         widths = [len(node.devices) for node in nodes if node.owner == "training"]
-    widest, has_pools = max(widths), any(node.owner != "shared" for node in nodes)
+    widest = max(widths)
     requests = []
-    parts_of: dict[WorkloadId, int] = {}
     most_of: dict[WorkloadId, int] = {}
     for request in workload.requests:
         event = request.event
@@ -272,10 +270,6 @@ def with_devices(workload: Workload, rng: np.random.Generator, nodes: Sequence[N
             most = most_of[event.workload_id]
             low, high = min(event.minimum, most), min(event.maximum, most)
             event = msgspec.structs.replace(event, minimum=low, maximum=high)
-        if isinstance(event, ServiceDeployed) and event.service.share is not None and not has_pools:
-            service_id = event.service.service_id
-            each = parts_of.setdefault(service_id, min(widest, int(rng.choice([1, 1, 2, 4]))))
-            event = ServiceDeployed(service=msgspec.structs.replace(event.service, devices_each=each))
         if isinstance(event, JobSubmitted):
             job, each, has_several = event.job, int(rng.choice([2, 2, 4])), bool(rng.random() < 0.5)
             if has_several and (each <= widest or rng.random() < 0.1):
