@@ -9,7 +9,7 @@ from springtide.core.errors import Conflict, InvalidRequest
 from springtide.core.options.rules import NO_PARTS_IN_PODS
 from springtide.core.resources import Device
 from springtide.core.shares import Share, make_share
-from springtide.core.workload import DEVICES_EACH, InferenceService
+from springtide.core.workload import DEVICES_EACH
 from springtide.service.ports import ViewLike
 from springtide.service.submission.option_models import ShareIn
 from springtide.service.submission.schemas import JobIn
@@ -45,12 +45,11 @@ def check_share(view: ViewLike, share: Share | None, num_devices: int, name: str
         )
 
 
-def check_parts(view: ViewLike, service: InferenceService, old: ServiceRecord | None, *, has_pods: bool) -> None:
-    """Refuse a service whose replicas' shares of several devices cannot be had here. Raises InvalidRequest, Conflict.
+def check_parts(view: ViewLike, name: str, each: int, old: ServiceRecord | None, *, has_pods: bool) -> None:
+    """Refuse a service whose replicas' shares of `each` devices cannot be had here. Raises InvalidRequest, Conflict.
 
     `old` is the record of the service of that name, if there is one.
     """
-    each, name = service.devices_each, service.name
     if old is not None and not old.is_removed and old.service.devices_each != each:
         held = "1 device" if old.service.devices_each == 1 else f"shares of {old.service.devices_each} devices"
         raise Conflict(

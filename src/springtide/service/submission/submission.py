@@ -198,6 +198,7 @@ class SubmissionService:
                 check_unfinished(view, container, self._platform.max_unfinished)
             share = share_of(request.options.share)
             check_share(view, share, 1, name)
+            check_parts(view, name, request.options.devices_each, old, has_pods=container is not None)
             check_guarantee(view, service_id, request.options.min_replicas, share, request.options.devices_each)
             source_store, place = self._platform.source_store, sources.service_place(service_id, request.source)
             options, address = request.options, source_store.address(place)
@@ -219,7 +220,6 @@ class SubmissionService:
                 packages=packages_of(options),
                 **copied(options, SERVICE_OPTIONS, "workload"),
             )
-            check_parts(view, service, old, has_pods=container is not None)
             check_promises(self._platform, service, service.min_replicas)
             source_store.write(place, request.source)
             deployed = ServiceDeployed(service=service, first_replica=0 if old is None else old.next_replica)
@@ -341,7 +341,13 @@ class SubmissionService:
         else:
             if record.is_removed:
                 find_service(self._platform.view(), id_or_name)
-            check_guarantee(self._platform.view(), record.workload_id, bounds.minimum, record.service.share)
+            check_guarantee(
+                self._platform.view(),
+                record.workload_id,
+                bounds.minimum,
+                record.service.share,
+                record.service.devices_each,
+            )
             check_promises(self._platform, record.service, bounds.minimum)
         workload_id = record.workload_id
         view = self._apply(ScaleRequested(workload_id=workload_id, minimum=bounds.minimum, maximum=bounds.maximum))
