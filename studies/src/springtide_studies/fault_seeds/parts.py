@@ -1,17 +1,41 @@
-"""Services whose replicas hold a part of each of several devices, drawn from a stream of their own."""
+"""Variations of a scenario, each drawn from a stream of its own: what the seed draws besides is what it was."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 
+from springtide.core.decision import Policy
 from springtide.core.events import ServiceDeployed
 from springtide.core.resources import Node
 from springtide.core.shares import Share
 from springtide.core.workload import WorkloadId
-from springtide_studies.fault_seeds.workload import OwnerRequest, Workload
+from springtide.scheduling.sharing.policy import Sharing
+from springtide_studies.fault_seeds.promises import with_promises
+from springtide_studies.fault_seeds.workload import OwnerRequest, Workload, with_devices
+
+_PROMISES_STREAM, _DEVICES_STREAM, _PARTS_STREAM = 1, 2, 3
+
+
+def varied(
+    workload: Workload,
+    seed: int,
+    nodes: Sequence[Node],
+    make: Callable[[], Policy],
+    has_promises: bool,
+    has_devices: bool,
+) -> Workload:
+    """The scenario with promises, with several devices for workers, and with a packer parts of these for replicas."""
+    if has_promises:
+        num_all = sum(len(node.devices) for node in nodes)
+        workload = with_promises(workload, np.random.default_rng([seed, _PROMISES_STREAM]), num_all)
+    if has_devices:
+        workload = with_devices(workload, np.random.default_rng([seed, _DEVICES_STREAM]), nodes)
+    if has_devices and isinstance(make(), Sharing):
+        workload = with_parts(workload, np.random.default_rng([seed, _PARTS_STREAM]), nodes)
+    return workload
 
 
 def with_parts(workload: Workload, rng: np.random.Generator, nodes: Sequence[Node]) -> Workload:
