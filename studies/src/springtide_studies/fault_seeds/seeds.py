@@ -226,7 +226,7 @@ class FaultRun:
             workload = with_shares(workload, np.random.default_rng(sequence.spawn(1)[0]))
             self.nodes = tuple(_with_memory(node) for node in self.nodes)
         num_all = sum(len(node.devices) for node in self.nodes)
-        self.workload = workload = varied(workload, seed, self.nodes, make, has_promises, has_devices)
+        self.workload = workload = varied(workload, seed, self.nodes, make, has_promises, has_devices, has_shares)
         for node in self.nodes:
             self.machine.add_node(node)
         self.owners = Owners(self.machine, workload.requests)
