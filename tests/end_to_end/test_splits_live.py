@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from kits.end_to_end.live_platform import LivePlatform, ended_after, wait_for
+from kits.end_to_end.live_platform import (
+    TINY,
+    LivePlatform,
+    artifact_digest,
+    assert_exactly_once,
+    ended_after,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -26,6 +33,11 @@ class Busy:
             pass
         return [2 * item for item in items]
 """
+
+
+SEES_ITS_DEVICES = TINY.replace(
+    "    torch.manual_seed(7)\n", "    assert len(ctx.devices) == 2\n    torch.manual_seed(7)\n"
+)
 
 
 @pytest.fixture
@@ -108,6 +120,52 @@ def test_replicas_on_two_devices_are_packed_held_killed_and_adopted(four_slots: 
     assert live.worker_pids() == pids
     told = str(live.request("GET", "/v1/workloads/wide/why"))
     assert all(f"holds 0.4 of a device (up to 0.6) on {device}" in told for device in pair)
+
+
+def devices_of(job: dict[str, Any]) -> list[list[str]]:
+    return [[replica["device_id"], *replica["more_devices"]] for replica in job["replicas"]]
+
+
+def test_a_job_on_parts_of_two_devices_each_grows_and_gives_way_in_whole_workers(four_slots: LivePlatform) -> None:
+    live, epochs = four_slots, 60
+    options = {"share": {"request": 0.4, "limit": 0.8}, "devices_each": 2, "num_virtual_shards": 4, "shard_s": 0.05}
+
+    def wait_workers(job_id: str, count: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+
+        def has_them() -> bool:
+            found.update(live.job(job_id))
+            assert found["state"] in ("PENDING", "STARTING", "RUNNING"), found
+            return found["state"] == "RUNNING" and found["num_workers"] == count == len(found["replicas"])
+
+        wait_for(has_them, 120.0, lambda: f"{count} workers of {job_id}: {found}")
+        return found
+
+    wide = live.submit("wide", text=SEES_ITS_DEVICES, max_workers=2, num_epochs=epochs, **options)
+    held = devices_of(wait_workers(wide, 2))
+    assert [len(each) for each in held] == [2, 2]
+    assert len({device for each in held for device in each}) == 4
+    wait_for(
+        lambda: requests_on(live) == dict.fromkeys([device for each in held for device in each], 0.4),
+        30.0,
+        lambda: f"each part held: {requests_on(live)}",
+    )
+    assert "workers of 2 devices each" in str(live.request("GET", f"/v1/workloads/{wide}/why"))
+
+    # A service that needs more of two devices than is left there takes a whole worker.
+    deploy(live, "large", devices_each=2, min_replicas=1, share={"request": 0.7, "limit": 0.7})
+    ready(live, "large", 1)
+    (left,) = devices_of(wait_workers(wide, 1))
+    assert left in held
+    (replica,) = live.job(wide)["replicas"]
+    os.kill(live.worker_pids()[replica["replica_id"]], signal.SIGKILL)
+    assert live.wait_job(wide, 300.0)["state"] == "SUCCEEDED"
+    assert_exactly_once(live.workload(wide), num_samples=96, batch=16, num_epochs=epochs)
+    live.request("DELETE", "/v1/services/large")
+
+    alone = live.submit("alone", max_workers=1, num_epochs=epochs, num_virtual_shards=4)
+    assert live.wait_job(alone, 300.0)["state"] == "SUCCEEDED"
+    assert artifact_digest(live.workload(wide)) == artifact_digest(live.workload(alone))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ ReplicaId = NewType("ReplicaId", str)
 
 MAX_VIRTUAL_SHARDS = 256
 DEFAULT_GRACE_S = 15.0
-# How many whole devices of one node a worker may hold.
+# How many devices of one node a worker or replica may hold.
 DEVICES_EACH = (1, 2, 4, 8)
 # How many jobs and services of one owner may be unfinished, unless the platform's settings say otherwise.
 MAX_UNFINISHED = 1000
@@ -220,8 +220,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     `study` names the search over jobs that the job is a trial of. `share` is what each worker holds of a device
     (None: the whole). `container` holds the settings of its pods, on Kubernetes.
     `env` are variables of its workers' environment, `secrets` those whose values are kept elsewhere.
-    With `packages` its workers run in an environment of its own. Each worker holds `devices_each` whole devices of one
-    node (1, 2, 4 or 8).
+    With `packages` its workers run in an environment of its own. Each worker holds `devices_each` devices of one node
+    (1, 2, 4 or 8), or `share` of each.
     The job counts as stalled after `stall_timeout_s` without a step (None: as the platform finds sensible for it; 0: it
     is not watched), and `on_stall` says what happens then. It is started again when its first step has not come within
     `start_timeout_s` of its start (0: it may take any time). `on_nan` says what happens when its loss is not a finite

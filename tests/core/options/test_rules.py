@@ -253,10 +253,11 @@ BROKEN: dict[Rule, dict[str, tuple[Given, str]]] = {
             "run it on the cluster",
         ),
     },
-    rules.workers_hold_whole_devices: {
+    rules.workers_hold_several_devices: {
         "python": (
-            {"gpu": 2, "share": 0.5},
-            "gpu 2 is of whole devices, and share is a part of one; leave one of them out",
+            {"gpu": 2, "share": "auto"},
+            "gpu 2 is of several devices, and share auto is what a profile on one device says; name the share, like "
+            "share=(0.3, 0.6) (--share 0.3..0.6)",
         ),
         "rest": (
             {"devices_each": 3},
@@ -264,8 +265,8 @@ BROKEN: dict[Rule, dict[str, tuple[Given, str]]] = {
             "options.share 0.3",
         ),
         "object": (
-            {"gpu": 6},
-            "spec.gpu is 6: a worker holds 1, 2, 4 or 8 whole devices of one node; a part of one device is share: 0.3",
+            {"gpu": 2, "share": "0.5"},
+            "in pods a worker or replica holds a share of one device, or whole ones; ...",
         ),
     },
     rules.functions_hold_no_devices: {

@@ -137,7 +137,7 @@ def test_a_service_on_parts_of_several_devices_says_so_and_keeps_its_width(clien
 def test_parts_of_several_devices_that_no_node_here_can_give_are_refused(nodes, told):
     with pytest.raises(Conflict, match=told):
         check_parts(SimpleNamespace(nodes=nodes), "wide", 4, None, has_pods=False)
-    with pytest.raises(InvalidRequest, match="on Kubernetes a replica holds a share of one device"):
+    with pytest.raises(InvalidRequest, match="in pods a worker or replica holds a share of one device"):
         check_parts(SimpleNamespace(nodes=nodes), "wide", 4, None, has_pods=True)
     check_parts(SimpleNamespace(nodes=nodes), "small", 1, None, has_pods=True)
 
