@@ -1,4 +1,4 @@
-"""Services whose replicas hold their share of several devices: together, on one node, whole or not at all."""
+"""Replicas and workers that hold their share of several devices: together, on one node, whole or not at all."""
 
 from __future__ import annotations
 
@@ -107,6 +107,53 @@ def test_what_cannot_be_had_whole_takes_nothing_from_anyone():
     assert not plan.memory
 
 
+def wide_job(name="t", share=HALF, workers=(1, 3), each=2, **options):
+    """A job as policies see it: its numbers of workers count devices."""
+    known = job(name, share, workers=(workers[0] * each, workers[1] * each), num_virtual_shards=64, **options)
+    return replace(known, job=replace(known.job, devices_each=each))
+
+
+def running(view, num_devices):
+    return with_fields(view, state=JobState.RUNNING, num_replicas=num_devices)
+
+
+def test_a_job_starts_with_as_many_whole_workers_as_have_room(policy):
+    nodes = [make_node("n", 3), make_node("m", 3)]
+    plan = decide(policy, [wide_job()], (), nodes=nodes)
+    given_ = plan.allocations["t"].device_ids
+    assert len(given_) == 4
+    assert [len(set(nodes_of(given_[at : at + 2]))) for at in (0, 2)] == [1, 1]
+    assert len(decide(policy, [wide_job(workers=(1, 1))], (), nodes=nodes).allocations["t"].device_ids) == 2
+    too_many = decide(policy, [wide_job(workers=(3, 3))], (), nodes=nodes)
+    assert "t" not in too_many.allocations
+    assert "3 workers need 0.5 of each of 2 devices of one node" in too_many.reasons["t"]
+
+
+def test_a_service_takes_a_whole_worker_that_a_job_can_do_without(policy):
+    large = make_share(0.6, 0.6)
+    held = {"t": (["n/0", "n/1", "n/2", "n/3"], HALF)}
+    plan = decide(policy, [running(wide_job(), 4)], [service("s", large, min_replicas=1)], held)
+    assert places(plan) == {"t": ["n/0", "n/1"], "s": ["n/2"]}
+    assert plan.reasons["t"] == "'s' needs the part of one of its workers"
+    both = decide(policy, [running(wide_job(), 4)], [service("s", large, devices_each=2, min_replicas=1)], held)
+    assert places(both) == {"t": ["n/0", "n/1"], "s": ["n/2", "n/3"]}
+
+
+def test_a_lost_worker_is_replaced_by_a_whole_one(policy):
+    nodes = [make_node("n", 2), make_node("m", 2)]
+    held = {"t": (["n/0", "n/1", "gone/0", "gone/1"], HALF)}
+    view = running(wide_job(workers=(2, 2)), 4)
+    assert places(decide(policy, [view], (), held, nodes))["t"] == ["n/0", "n/1", "m/0", "m/1"]
+
+
+def test_a_running_job_grows_by_a_whole_worker(policy):
+    profile = {2: 1.0, 4: 1.9, 6: 2.7}
+    view = wide_job(total_steps=100_000, profile_steps_per_s=profile, elastic=True)
+    beside = {"t": (["n/0", "n/1"], HALF), "s": (["n/3"], SMALL)}
+    plan = decide(policy, [running(view, 2)], [service("s", SMALL, ready=1)], beside)
+    assert sorted(places(plan)["t"]) == ["n/0", "n/1", "n/2", "n/3"]
+
+
 def test_where_nodes_have_pools_it_is_not_given_and_said_so():
     policy = make_live_policy("two-way/fifo")
     nodes = (make_node("n", 4, pool="inference"), make_node("t", 4, pool="training"))
@@ -141,7 +188,11 @@ def scenes(draw: st.DrawFn):
     ]
     jobs = [
         job(f"j{at}", draw(st.one_of(st.none(), shares)), workers=(1, draw(st.integers(1, 4))))
-        for at in range(draw(st.integers(0, 3)))
+        for at in range(draw(st.integers(0, 2)))
+    ]
+    jobs += [
+        wide_job(f"w{at}", draw(shares), (1, draw(st.integers(1, 3))), draw(st.sampled_from((2, 2, 4))))
+        for at in range(draw(st.integers(0, 2)))
     ]
     return nodes, services, jobs
 
@@ -158,11 +209,8 @@ def test_replicas_are_whole_and_no_device_holds_more_than_there_is(scene):
             replace(view, num_ready=ready[view.service.service_id], wanted_replicas=(view.wanted_replicas + turn) % 4)
             for view in services
         ]
-        running = [
-            with_fields(view, state=JobState.RUNNING, num_replicas=1) if view.job.job_id in held else view
-            for view in jobs
-        ]
-        plan = decide(policy, running, wanted, held, nodes)
+        started = [running(view, len(held[view.job.job_id][0])) if view.job.job_id in held else view for view in jobs]
+        plan = decide(policy, started, wanted, held, nodes)
         for view in wanted:
             given_ = plan.allocations.get(view.service.service_id)
             devices = () if given_ is None else given_.device_ids
