@@ -113,12 +113,12 @@ def test_replicas_on_two_devices_are_packed_held_killed_and_adopted(four_slots: 
     total = {device: 0.5 + (0.5 if device in pair else 0.0) for device in shown}
     wait_for(lambda: requests_on(live) == total, 30.0, lambda: f"all held again: {requests_on(live)}")
 
-    # A change of the share alone is made in place, on both devices of each replica.
-    deploy(live, "wide", devices_each=2, min_replicas=2, max_replicas=2, share={"request": 0.4, "limit": 0.6})
-    total = {device: 0.4 + (0.5 if device in pair else 0.0) for device in shown}
+    # A change of the share alone is made in place, on both devices.
+    deploy(live, "beside", devices_each=2, min_replicas=1, share={"request": 0.4, "limit": 0.6})
+    total = {device: 0.5 + (0.4 if device in pair else 0.0) for device in shown}
     wait_for(lambda: requests_on(live) == pytest.approx(total), 30.0, lambda: f"less held: {requests_on(live)}")
     assert live.worker_pids() == pids
-    told = str(live.request("GET", "/v1/workloads/wide/why"))
+    told = str(live.request("GET", "/v1/workloads/beside/why"))
     assert all(f"holds 0.4 of a device (up to 0.6) on {device}" in told for device in pair)
 
 
