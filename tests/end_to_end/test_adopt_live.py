@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +89,8 @@ def test_the_others_go_on_when_a_worker_is_killed_and_a_checkpoint_when_all_are(
     job_id = submit(platform, min_workers=2, checkpoint_interval_s=1.0)
     wait_for(lambda: platform.job(job_id)["step"] > 20, 120.0, "steps on two workers")
     first = platform.worker_pids()
+    for replica_id, pid in first.items():
+        assert Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0") == f"springtide worker {replica_id}"
     os.kill(next(iter(first.values())), signal.SIGKILL)
     wait_for(lambda: len(platform.worker_pids().keys() - first.keys()) == 1, 60.0, "a worker in its place")
     step = platform.job(job_id)["step"]

@@ -56,6 +56,10 @@ def test_browser_draws_devices_jobs_services_and_bars(tmp_path: Path) -> None:
         assert count(browser, "#gantt rect.bar") == 11
         assert count(browser, "#gantt rect.hatch") == 2, "the bars of a service are hatched"
         assert count(browser, "#gantt path.mark.crash") == 1
+        told = "[...document.querySelectorAll('#gantt .marks title')].map((title) => title.textContent).join('; ')"
+        marks = browser.evaluate(told)
+        assert "3 to 1 worker for gpt" in marks
+        assert "started" not in marks, "where a bar begins there is no mark of a resize"
         assert count(browser, "#gantt line.deadline") == 3
         jobs = text(browser, "#jobs")
         assert "812" in jobs

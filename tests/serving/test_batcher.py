@@ -107,6 +107,17 @@ def test_the_expected_company_follows_the_peak_and_fades():
     assert 1.0 <= value < 1.2
 
 
+def test_a_lone_client_waits_for_no_one_after_others_have_left():
+    for before in (2.0, 16.0, 64.0):
+        expected = before
+        for _ in range(1000):
+            expected = expected_requests_after(expected, 1)
+        assert form_batch([waiting(1)], 0.0, LIMITS, expected_requests=expected).request_ids == (1,), expected
+    assert form_batch([waiting(1)], 0.0, LIMITS, expected_requests=1.6) == WaitUntil(at_s=0.01)
+    assert form_batch([waiting(1)], 0.01, LIMITS, expected_requests=1.6).is_short
+    assert not form_batch([waiting(1), waiting(2)], 0.01, LIMITS, expected_requests=2.0).is_short
+
+
 def test_a_replica_works_only_for_those_it_can_still_answer_in_time():
     doomed = Waiting(request_id=1, arrived_at_s=0.0, deadline_s=1.0)
     fine = Waiting(request_id=2, arrived_at_s=0.5, deadline_s=1.5)

@@ -212,11 +212,13 @@ class TimeClaim(msgspec.Struct, frozen=True, kw_only=True):
 
     `kept_in_time`: the job is planned to end at `at_s`, by its deadline. `waits_for`: the workload holds nothing, and
     if nothing else changes it can have a device at `at_s`. `given_up`: the deadline was promised and cannot be kept any
-    more; the job is planned to end at `at_s`.
+    more; the job is planned to end at `at_s`. `is_certain`: by what the policy knows of its speed, more devices would
+    not change that.
     """
 
     code: Literal["kept_in_time", "waits_for", "given_up"]
     at_s: float | None = None
+    is_certain: bool = False
 
 
 class PromiseCondition(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+import setproctitle
 import torch
 
 from springtide.core.errors import BackendError
@@ -179,6 +180,8 @@ class Zygote:
                 own.close()
             _redirect_output(spec.log_path)
             _raise_oom_score()
+            # What `ps` and `pgrep -f` show. First: it is written where the environment lies until that is changed.
+            setproctitle.setproctitle(f"springtide worker {spec.replica_id}")
             os.environ.update(spec.environment)
             from springtide.runtime.worker import main
 

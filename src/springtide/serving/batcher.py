@@ -34,11 +34,15 @@ class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Send these requests now. `expired` are those that must be refused first. Both may be empty."""
+    """Send these requests now. `expired` are those that must be refused first. Both may be empty.
+
+    With `is_short` its oldest request has waited as long as it may, and fewer came than were expected.
+    """
 
     request_ids: tuple[int, ...] = ()
     expired: tuple[int, ...] = ()
     num_items: int = 0
+    is_short: bool = False
 
 
 class WaitUntil(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,20 +98,23 @@ def form_batch(
             num_bytes += waiting.num_bytes
     is_complete = is_complete or num_items >= limits.max_batch_size
     if not is_complete and expected_requests is not None:
-        is_complete = len(chosen) >= expected_requests
+        # To the nearest number: the peak comes close to 1 and, in floating point, never down to it.
+        is_complete = len(chosen) >= math.floor(expected_requests + 0.5)
     # Waiting for others may take at most half of the time that a request has.
     wait_until_s = min(
         oldest.arrived_at_s + limits.batch_wait_s, oldest.arrived_at_s + (oldest.deadline_s - oldest.arrived_at_s) / 2
     )
     if is_complete or now_s >= wait_until_s:
-        return RequestBatch(request_ids=tuple(chosen), expired=expired, num_items=num_items)
+        is_short = not is_complete and expected_requests is not None
+        return RequestBatch(request_ids=tuple(chosen), expired=expired, num_items=num_items, is_short=is_short)
     return WaitUntil(at_s=wait_until_s, expired=expired)
 
 
 def expected_requests_after(previous: float, num_in_system: int) -> float:
     """Return the recent peak of requests in the system, updated by an arrival that makes it `num_in_system`.
 
-    With a single client it is 1, so that requests never wait for others; the peak decays by 5 % with each arrival.
+    With a single client it comes to 1, so that requests do not wait for others; the peak decays by 5 % with each
+    arrival, and ends where a wait has brought fewer (`RequestBatch.is_short`).
     """
     return max(float(num_in_system), 1.0 + (previous - 1.0) * _PEAK_DECAY_FRACTION)
 

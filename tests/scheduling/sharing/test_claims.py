@@ -321,6 +321,42 @@ def test_a_part_without_a_deadline_takes_no_device_that_a_promise_starts_on_late
     check_scene(([(1.0, known) for known in (*soon, part_job, *others, later)], [], 2))
 
 
+def test_a_part_takes_no_device_of_a_promise_that_could_not_pay_for_two_changes():
+    """The job gives one device up at once and gets another when that is free. Priced as one change, the part got the
+    device in one decision and gave it back in the next, without end."""
+    whole = {"profile_steps_per_s": {1: 1.0, 2: 2.0, 4: 4.0}, "num_virtual_shards": 64}
+    due_job = job("due", workers=(1, 2), total_steps=592, goal=Goal(deadline_s=312.92), **whole).job
+    later = job("later", total_steps=692, goal=Goal(deadline_s=2087.0), **whole).job
+    urgent = job("urgent", total_steps=20, goal=Goal(deadline_s=91.4), **whole).job
+    weak = job("weak", make_share(0.7), workers=(1, 3), total_steps=237, **whole).job
+    part_job = job("part", make_share(0.4, 0.4), workers=(1, 3), total_steps=588, goal=Goal(deadline_s=1601.0), **whole)
+    arrivals = [(1.0, due_job), (1.0, later), (61.0, urgent), (121.0, weak), (121.0, part_job.job)]
+    check_scene((arrivals, [], 3))
+
+
+def test_promised_parts_that_start_together_leave_each_other_what_their_deadlines_need():
+    """The first one got all devices once the job without a promise had left them, and the second none."""
+    whole = {"profile_steps_per_s": {1: 1.0, 2: 2.0, 4: 4.0}, "num_virtual_shards": 64}
+    weak = job("weak", make_share(0.7), workers=(1, 4), total_steps=321, **whole).job
+    patient = job(
+        "patient", make_share(0.4, 0.4), workers=(1, 4), total_steps=446, goal=Goal(deadline_s=967.0), **whole
+    )
+    urgent = job("urgent", make_share(0.7), workers=(1, 4), total_steps=248, goal=Goal(deadline_s=396.0), **whole)
+    check_scene(([(61.0, weak), (121.0, patient.job), (121.0, urgent.job)], [], 4))
+
+
+def test_a_promised_part_that_may_not_open_all_it_could_use_opens_what_its_deadline_needs():
+    """It took two devices, of which a service would have lacked one, and was given none instead, in turns."""
+    whole = {"profile_steps_per_s": {1: 1.0, 2: 2.0, 4: 4.0}, "num_virtual_shards": 64}
+    first = job("first", workers=(1, 1), total_steps=144, goal=Goal(deadline_s=203.2), **whole).job
+    second = job("second", workers=(1, 1), total_steps=361, goal=Goal(deadline_s=545.3), **whole).job
+    part_job = job("part", make_share(0.3), workers=(1, 2), total_steps=283, goal=Goal(deadline_s=1551.0), **whole).job
+    weak = job("weak", make_share(0.4, 0.4), workers=(1, 1), total_steps=800, **whole).job
+    awake = replace(service("s", None).service, grace_s=5.0, idle_s=5.0)
+    events = [(0.0, ServiceDeployed(service=awake)), *((at_s, load(awake, 5)) for at_s in (3.0, 156.0, 306.0))]
+    check_scene(([(6.0, first), (66.0, second), (126.0, part_job), (126.0, weak)], events, 3))
+
+
 def test_a_promise_in_the_place_of_another_part_opens_no_device():
     """A decision came to no end: what the one gave up counted as opened by the other, although that was barred."""
     whole = {"workers": (1, 1), "total_steps": 20, "profile_steps_per_s": {1: 1.0}}

@@ -44,19 +44,30 @@ def test_where_nobody_has_a_share_it_is_the_inner_policy():
     assert inner.seen is snapshot
 
 
-@pytest.mark.parametrize(("num_sharers", "num_plans"), [(12, 2), (4, 4)])
-def test_a_search_for_devices_in_vain_ends_early_where_many_could_be_given_up(num_sharers, num_plans):
+@pytest.mark.parametrize(
+    ("goal", "claim", "num_sharers", "num_plans"),
+    [
+        (Goal(deadline_s=500.0), None, 12, 2),
+        (Goal(deadline_s=500.0), None, 4, 4),
+        (Goal(deadline_s=500.0), TimeClaim(code="given_up"), 4, 4),
+        # More devices would not keep its deadline.
+        (Goal(deadline_s=500.0), TimeClaim(code="given_up", is_certain=True), 4, 1),
+        # No best effort gives devices up for it.
+        (Goal(), None, 12, 1),
+    ],
+)
+def test_a_search_for_devices_in_vain_ends_early(goal, claim, num_sharers, num_plans):
     class Inner:
         num_plans = 0
 
         def decide(self, snapshot):
             self.num_plans += 1
-            return Plan()
+            return Plan(claims={} if claim is None else {"w": claim})
 
     inner, large = Inner(), Share(request=0.9, limit=1.0)
     jobs = [with_fields(job(f"t{n}", large), state=JobState.RUNNING, num_replicas=1) for n in range(num_sharers)]
     held = {f"t{n}": ([f"n/{n}"], large) for n in range(num_sharers)}
-    wide = job("w", workers=(1, 4), goal=Goal(deadline_s=500.0))
+    wide = job("w", workers=(1, 4), goal=goal)
     nodes = (make_node("n", num_sharers),)
     plan = decide(Sharing(inner=inner), [*jobs, wide], (), held, nodes)
     assert len(plan.allocations) == num_sharers

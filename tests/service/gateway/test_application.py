@@ -147,6 +147,20 @@ def test_waiting_requests_are_batched_and_different_parameters_are_not_mixed(tmp
     run(scenario)
 
 
+def test_one_wait_without_company_ends_what_is_expected_of_earlier_clients(tmp_path):
+    async def scenario(harness):
+        async with FakeReplica(tmp_path) as replica:
+            await harness.serve(replica)
+            await asyncio.gather(*(harness.call([n]) for n in range(8)))
+            queue = harness.gateway._queues["double"]
+            assert queue._expected > 2, "several were there at once"
+            await harness.call([8])
+            assert queue._expected == 1.0
+            assert replica.batches[-1] == [{"values": [8]}]
+
+    run(scenario)
+
+
 @pytest.mark.slow
 def test_no_answer_crosses_to_another_request(tmp_path):
     async def scenario(harness):

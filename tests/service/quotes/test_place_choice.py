@@ -120,6 +120,7 @@ def test_machines_that_are_fast_enough_and_cost_nothing_more_come_first(asking, 
         ({"options__layer_profile": None}, "no profile of its layers came with it: only a declared job"),
         ({"options__share": {"request": 0.5, "limit": 0.5}}, "shares no device"),
         ({"options__devices_each": 2}, "a function holds no devices"),
+        ({"options__env": {"A": "1"}}, "a function runs in the platform's image"),
         ({"options__batch": {"min_size": 64, "max_size": 128}}, "one global batch"),
         (
             {"options__layer_profile": {**profile(), "layers": [layer(0), layer(1, parameter_bytes=9000 << 20)]}},

@@ -218,8 +218,9 @@ def each_variable_once(values: Values, words: FaceWords) -> str | None:
 
 
 def functions_have_one_environment(values: Values, words: FaceWords) -> str | None:
-    """Functions of all jobs run in the platform's image, with the environment that their service gives them."""
-    if values.get("on") not in ("functions", "auto"):
+    """Functions of all jobs run in the platform's image, with the environment that their service gives them; `auto`
+    takes machines."""
+    if values.get("on") != "functions":
         return None
     for name in _OF_ENVIRONMENTS:
         if values.get(name):

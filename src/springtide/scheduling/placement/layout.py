@@ -63,12 +63,19 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def bitmap(self, device_ids: Iterable[DeviceId]) -> int:
         """The bitmap of some devices; those that are not alive are left out."""
-        return self.bitmap_at([self.address_of[device] for device in device_ids if device in self.address_of])
+        if isinstance(device_ids, tuple):
+            return _bitmap(self, device_ids)
+        found = map(self.address_of.get, device_ids)
+        return self.bitmap_at([address for address in found if address is not None])
 
     def bitmap_at(self, chosen: Sequence[int]) -> int:
         """The bitmap of some addresses."""
         if len(chosen) <= 16:
-            return functools.reduce(lambda bits, address: bits | 1 << address, chosen, 0)
+            # From the lowest one on, since the devices of a workload mostly lie close together.
+            first, bits = min(chosen, default=0), 0
+            for address in chosen:
+                bits |= 1 << address - first
+            return bits << first
         digits = bytearray(b"0") * self.size
         for address in chosen:
             digits[~address] = 49
@@ -78,6 +85,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """The devices in a bitmap, in order of address."""
         found = (self.device_at[address] for address in addresses(bits))
         return tuple(device for device in found if device is not None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _bitmap(layout: Layout, device_ids: tuple[DeviceId, ...]) -> int:
+    # Workloads keep their devices, and are asked for them many times in each decision.
+    return layout.bitmap([*device_ids])
 
 
 def layout_of(cluster: Topology) -> Layout:
@@ -193,6 +206,10 @@ def _slots(devices: Sequence[Device]) -> list[DeviceId | None]:
     return left + right + [None] * (len(left) - len(right))
 
 
+# More addresses than these are faster found all at once.
+_MANY = 64
+
+
 def block_at(start: int, level: int) -> int:
     """The bitmap of the 2**level addresses from `start` on."""
     return ((1 << (1 << level)) - 1) << start
@@ -205,6 +222,9 @@ def lowest(bits: int) -> int:
 
 def addresses(bits: int) -> list[int]:
     """All addresses in a bitmap, ascending."""
+    if bits.bit_count() > _MANY:
+        found: list[int] = address_array(bits, -(-bits.bit_length() // 8) * 8).tolist()
+        return found
     return list(_addresses(bits))
 
 

@@ -6,7 +6,7 @@ Devices are bits of one integer (a bitmap), so that a question to the whole clus
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,12 @@ from springtide.scheduling.placement.layout import lowest as lowest
 
 Ints = NDArray[np.int64]
 
-# For blocks of 1, 2, 4 and 8 bits: how many bits are set in each block of a byte, as tables for bytes.translate.
+# For blocks of 1, 2 and 4 bits: how many bits are set in each block of a byte, as tables for bytes.translate.
 _BITS_IN_BYTE: tuple[tuple[bytes, ...], ...] = tuple(
     tuple(
         bytes((value >> shift & (1 << width) - 1).bit_count() for value in range(256)) for shift in range(0, 8, width)
     )
-    for width in (1, 2, 4, 8)
+    for width in (1, 2, 4)
 )
 
 
@@ -36,13 +36,14 @@ class Census:
     Immutable; counts lazily, so that a question costs only the levels it looks at.
     """
 
-    __slots__ = ("_counts", "_full", "idle", "layout")
+    __slots__ = ("_counts", "_full", "_of_nodes", "idle", "layout")
 
     def __init__(self, layout: Layout, idle: int) -> None:
         self.layout = layout
         self.idle = idle
         self._full = [idle]
-        self._counts: list[Sequence[int]] = []
+        self._counts: dict[int, bytearray | Ints] = {}
+        self._of_nodes: Ints | None = None
 
     @property
     def num_idle(self) -> int:
@@ -57,19 +58,27 @@ class Census:
             self._full.append(blocks & blocks >> (1 << below) & self.layout.aligned[below + 1])
         return self._full[level]
 
-    def counts(self, level: int) -> Sequence[int]:
+    def counts(self, level: int) -> bytearray | Ints:
         """How many devices are idle in each block of the level, in order of address."""
-        if not self._counts:
-            octets = self.idle.to_bytes(self.layout.size // 8, "little")
-            for tables in _BITS_IN_BYTE:
-                counted = bytearray(len(octets) * len(tables))
-                for offset, table in enumerate(tables):
-                    counted[offset :: len(tables)] = octets.translate(table)
-                self._counts.append(counted)
-        while len(self._counts) <= level:
-            below = self._counts[-1]
-            self._counts.append([left + right for left, right in zip(below[::2], below[1::2], strict=True)])
-        return self._counts[level]
+        found = self._counts.get(level)
+        if found is None:
+            found = self._counts[level] = self._counted(level)
+        return found
+
+    def _counted(self, level: int) -> bytearray | Ints:
+        if level > 3:
+            below = np.asarray(self.counts(level - 1))
+            pairs: Ints = below[::2] + below[1::2]
+            return pairs
+        octets = self.idle.to_bytes(self.layout.size // 8, "little")
+        if level == 3:
+            whole_bytes: Ints = np.bitwise_count(np.frombuffer(octets, dtype=np.uint8)).astype(np.int64)
+            return whole_bytes
+        tables = _BITS_IN_BYTE[level]
+        counted = bytearray(len(octets) * len(tables))
+        for offset, table in enumerate(tables):
+            counted[offset :: len(tables)] = octets.translate(table)
+        return counted
 
     def largest_level(self) -> int:
         """The level of the largest block that is idle throughout; -1 if nothing is idle."""
@@ -134,9 +143,11 @@ class Census:
         return self.best_block(level)
 
     def idle_of_nodes(self) -> Ints:
-        """How many devices are idle on each node. Shape [nodes]."""
-        parts = [self.counts(level)[start >> level : end >> level] for level, start, end in self.layout.runs]
-        return np.concatenate([np.zeros(0, dtype=np.int64), *map(np.asarray, parts)])
+        """How many devices are idle on each node; not to be changed. Shape [nodes]."""
+        if self._of_nodes is None:
+            parts = [self.counts(level)[start >> level : end >> level] for level, start, end in self.layout.runs]
+            self._of_nodes = np.concatenate([np.zeros(0, dtype=np.int64), *map(np.asarray, parts)])
+        return self._of_nodes
 
     def fewest_nodes(self, count: int) -> int:
         """The fewest nodes with `count` idle devices together; 0 if not so many are idle."""
@@ -304,6 +315,12 @@ def fewest_suffice(census: Census, count: int) -> bool:
 
 
 def _num_needed(idle: Ints, count: int) -> int:
-    """How many of the nodes, fullest first, it takes to have `count` idle devices; 0 if all are not enough."""
-    number = int(np.searchsorted(np.cumsum(np.sort(idle)[::-1]), count))
-    return number + 1 if number < len(idle) else 0
+    """How many of the nodes, fullest first, it takes to have `count` (at least 1) idle devices; 0 if all are not
+    enough."""
+    number, nodes_with = 0, np.bincount(idle)
+    for size in range(len(nodes_with) - 1, 0, -1):
+        num_nodes = int(nodes_with[size])
+        if num_nodes * size >= count:
+            return number - (-count // size)
+        number, count = number + num_nodes, count - num_nodes * size
+    return 0

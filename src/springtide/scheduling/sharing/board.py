@@ -170,8 +170,9 @@ class ShareBoard:
         best: tuple[float, JobView, DeviceId, list[DeviceId]] | None = None
         for view in reversed(self.jobs):
             mine, each = self.chosen.get(view.job.job_id, []), view.job.devices_each
-            least = least_workers(view, now_s, overheads)
-            if view.job.job_id not in self._snapshot.allocations or len(mine) - each < least:
+            # A promised job that has just been placed, to start, has as many workers as there was room for.
+            may_shrink = view.job.job_id in self._snapshot.allocations or is_promised(view)
+            if not may_shrink or len(mine) - each < least_workers(view, now_s, overheads):
                 continue
             own, speed = demand_of(self.share[view.job.job_id]), self.speed(view, mine)
             for worker in reversed(in_parts(mine, each)):

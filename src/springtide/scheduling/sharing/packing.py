@@ -96,6 +96,8 @@ class DiluPacker(msgspec.Struct, frozen=True, kw_only=True):
         demand = demand_of(request.share)
         room = request.room(ledger)
         outlook = ledger.outlook(demand) if self.foresight else None
+        if not room.any():
+            return None
         chosen: Counts | None = None
         known = ledger.beside(request.family)
         if known:

@@ -21,8 +21,9 @@ from springtide.scheduling.sharing.deadlines import can_promise, fewest_in_time,
 from springtide.scheduling.sharing.packing import Packer, PlacementRequest
 from springtide.scheduling.sharing.words import lacks_text, lacks_together_text, places_text
 
-# Whose claim on a whole device gives way to promises: the strongest first.
-WEAK_CLAIMS = ("first", "promise", "growth", "job")
+# Whose claim on a whole device gives way to promises: the strongest first. "more" are the devices that a promised job
+# opens beyond those that its deadline needs.
+WEAK_CLAIMS = ("first", "promise", "more", "growth", "job")
 WeakClaim = tuple[str, WorkloadId]
 
 
@@ -273,11 +274,14 @@ class SharePlan:
         job, claim = view.job, ("promise", view.job.job_id)
         if not (is_promised(view) or can_promise(view)) or self._snapshot.allocations.get(job.job_id) is not None:
             return
-        found = self._find(view, frozenset(), may_open=claim not in self._barred)
+        count = fewest_in_time(view, self._snapshot.now_s, self._snapshot.overheads)
+        most_opened = count if ("more", job.job_id) in self._barred else None
+        found = self._find(view, frozenset(), may_open=claim not in self._barred, most_opened=most_opened)
         if found is not None and self._is_in_time(view, sure_s(view, len(found), self._snapshot.overheads)):
+            if count is not None and len(found) > count:
+                self._note_opened("more", job.job_id, found)
             self._start(view, claim[0], found)
             return
-        count = fewest_in_time(view, self._snapshot.now_s, self._snapshot.overheads)
         if count is not None:
             request = self._board.request(view, avoid=frozenset())
             found = self._board.take(request, count, "all", may_open=claim not in self._barred)
@@ -355,16 +359,21 @@ class SharePlan:
             if job_id in self._started or job_id in self._grown:
                 self.reasons[job_id] = self._describe_places(job_id, self._chosen[job_id], given)
 
-    def _find(self, view: JobView, avoid: frozenset[DeviceId], *, may_open: bool) -> tuple[DeviceId, ...] | None:
-        """Devices for a job that is to start: as many as it can use, on one node if possible."""
+    def _find(
+        self, view: JobView, avoid: frozenset[DeviceId], *, may_open: bool, most_opened: int | None = None
+    ) -> tuple[DeviceId, ...] | None:
+        """Devices for a job that is to start: as many as it can use, on one node if possible. More than `most_opened`
+        only where devices are shared already."""
         most, least, each = _most_wished(view), view.bounds.min_workers, view.job.devices_each
+        one = self._board.request(view, avoid=avoid)
         for count in range(max(most, least), least - 1, -each):
+            may_open_all = may_open and (most_opened is None or count <= most_opened)
             for same_node in (True, False) if count > each else (each > 1,):
-                request = replace(self._board.request(view, avoid=avoid), num_devices=count, same_node=same_node)
                 if same_node or each == 1:
-                    found = self._board.find_place(request, may_open=may_open)
+                    request = replace(one, num_devices=count, same_node=same_node)
+                    found = self._board.find_place(request, may_open=may_open_all)
                 else:
-                    found = self._board.find_workers(self._board.request(view, avoid=avoid), count, may_open=may_open)
+                    found = self._board.find_workers(one, count, may_open=may_open_all)
                 if found is not None:
                     return found
         return None

@@ -87,27 +87,41 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         effort also those that only best-effort sharers have parts of, as few as it takes.
         """
 
+        plans: dict[frozenset[DeviceId], Plan] = {}
+
+        def parts_of(barred: frozenset[WeakClaim], yielded: frozenset[DeviceId] = _NONE) -> SharePlan:
+            return SharePlan(snapshot, self.packer, claims, barred, yielded)
+
+        def plan_beside(parts: SharePlan) -> Plan:
+            # The inner policy is shown nothing of what sharers do but the devices that they take.
+            if parts.taken not in plans:
+                plans[parts.taken] = decisions.decide(_shown(snapshot, parts, memory))
+            return plans[parts.taken]
+
         def planned(barred: frozenset[WeakClaim], yielded: frozenset[DeviceId] = _NONE) -> tuple[SharePlan, Plan]:
-            parts = SharePlan(snapshot, self.packer, claims, barred, yielded)
-            return parts, decisions.decide(_shown(snapshot, parts, memory))
+            parts = parts_of(barred, yielded)
+            return parts, plan_beside(parts)
 
         parts, plan = planned(frozenset())
         barred = frozenset[WeakClaim]()
-        if parts.opened and _harmed(snapshot, parts, plan):
-            parts, plan, barred = _without_harm(snapshot, parts, plan, planned)
+        if parts.opened and _can_help(_harmed(snapshot, parts, plan), plan):
+            parts, plan, barred = _without_harm(snapshot, parts, plan, parts_of, plan_beside)
         yielded = _NONE
         lacking = _lacking(snapshot, parts, plan) if parts.spare or parts.weak else set()
-        if lacking and len(parts.weak) > FEW:
+        # Devices of best effort are for stronger claims alone.
+        if not _can_help(lacking if parts.spare else _without_best_effort(snapshot, lacking), plan):
+            return parts, plan
+        if len(parts.weak) > FEW:
             # On a full cluster this is so at each event: one plan with all that can be given up, before a long search.
             all_parts, all_plan = planned(barred, parts.spare.union(parts.weak))
             if not lacking - _lacking(snapshot, all_parts, all_plan):
                 return parts, plan
-        if parts.spare and lacking:
+        if parts.spare:
             other_parts, other_plan = planned(barred, parts.spare)
             if _lacking(snapshot, other_parts, other_plan) < lacking:
                 parts, plan, yielded = other_parts, other_plan, parts.spare
         strong = _without_best_effort(snapshot, _lacking(snapshot, parts, plan)) if parts.weak else set()
-        count, most, weak = 1, len(parts.weak) if strong else 0, parts.weak
+        count, most, weak = 1, len(parts.weak) if _can_help(strong, plan) else 0, parts.weak
         while count <= most:
             other_parts, other_plan = planned(barred, yielded.union(weak[:count]))
             if _without_best_effort(snapshot, _lacking(snapshot, other_parts, other_plan)) < strong:
@@ -231,21 +245,24 @@ def _without_harm(
     snapshot: Snapshot,
     parts: SharePlan,
     plan: Plan,
-    planned: Callable[[frozenset[WeakClaim]], tuple[SharePlan, Plan]],
+    parts_of: Callable[[frozenset[WeakClaim]], SharePlan],
+    plan_beside: Callable[[SharePlan], Plan],
 ) -> tuple[SharePlan, Plan, frozenset[WeakClaim]]:
     """The plans in which what sharers open harms no workload, and the claims that open nothing therefore."""
-    barred, least_parts, least_plan = frozenset[WeakClaim](), parts, plan
+    barred, least_parts = frozenset[WeakClaim](), parts
     while more := least_parts.opened.keys() - barred:
         # Without the first claims others open what these would have shared.
         barred |= more
-        least_parts, least_plan = planned(barred)
+        least_parts = parts_of(barred)
+    least_plan = plan_beside(least_parts)
     weak = sorted(barred, key=lambda claim: (WEAK_CLAIMS.index(claim[0]), claim[1]))
     least = _harmed(snapshot, parts, least_plan)
     if _harmed(snapshot, parts, plan) <= least:
         return parts, plan, frozenset()
     parts, plan = least_parts, least_plan
     for claim in weak[:MOST_TRIED] if len(weak) > 1 else ():
-        tried_parts, tried_plan = planned(barred - {claim})
+        tried_parts = parts_of(barred - {claim})
+        tried_plan = plan_beside(tried_parts)
         if _harmed(snapshot, tried_parts, tried_plan) <= least:
             parts, plan, barred = tried_parts, tried_plan, barred - {claim}
     return parts, plan, barred
@@ -262,6 +279,13 @@ def _harmed(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[Workl
     if any(claim == "job" and who in best_effort for claim, who in parts.opened):
         harmed |= _without_best_effort(snapshot, _waiting(snapshot, parts, plan) | _missing_replicas(snapshot, plan))
     return harmed
+
+
+def _can_help(lacking: Collection[tuple[WorkloadId, int]], plan: Plan) -> bool:
+    """Whether another plan, with more devices, may be without any of what is lacking in this one: a deadline that is
+    given up for certain stays so."""
+    claims = plan.claims
+    return not all(who in claims and claims[who].is_certain for who, _ in lacking)
 
 
 def _missing_replicas(snapshot: Snapshot, plan: Plan) -> set[tuple[WorkloadId, int]]:

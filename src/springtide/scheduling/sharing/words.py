@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.shares import MAX_LIMIT, TOLERANCE, Share, has_room
 from springtide.scheduling.sharing.demand import demand_of
@@ -17,7 +19,8 @@ def lacks_text(
 ) -> str:
     """What a waiting workload lacks: request, memory, or what the limits on a device may add up to. `who` is it with
     its verb, `beside` are the devices that it is on already."""
-    usable = [d for d, at in ledger.at.items() if ledger.is_usable[at] and d not in beside]
+    open_to_it = [ledger.device_ids[at] for at in np.flatnonzero(ledger.is_usable).tolist()]
+    usable = [d for d in open_to_it if d not in beside]
     memory = f" and {share.memory_mb} MB" if share.memory_mb else ""
     asks = f"{who} {share.request:g}{memory} of a device"
     if not usable:

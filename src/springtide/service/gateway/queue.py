@@ -340,6 +340,8 @@ class ServiceQueue:
             if isinstance(decision, WaitUntil):
                 self._timer = self._loop.call_at(decision.at_s, self._dispatch)
                 return
+            if decision.is_short:
+                self._expected = float(max(1, len(self._waiting) + self._num_in_flight))
             if decision.request_ids:
                 self._send(
                     client, [self._pendings[request_id] for request_id in decision.request_ids], decision.num_items

@@ -14,6 +14,7 @@ from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import counts, look, make_view
 from kits.solvers.reservations import verify
 from springtide.core.decision import PoolAllocation, Snapshot
+from springtide.core.errors import InvalidRequest
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.policies.springtide.market import Market
@@ -46,14 +47,27 @@ class World:
         self.rows = [PromiseRow(view) for view in outside]
         self.by_id = {view.job.job_id: PromiseRow(view) for view in (*promised, *outside)}
 
-    def market(self, num_surplus: int = 0, kept: Mapping[str, int] | None = None) -> Market:
-        return Market(self.table, self.rows, self.by_id, self.snapshot, num_surplus, dict(kept or {}))
+    def market(self, num_surplus: int = 0, kept: Mapping[str, int] | None = None, efficiency: float = 0.0) -> Market:
+        return Market(
+            self.table,
+            self.rows,
+            self.by_id,
+            self.snapshot,
+            num_surplus,
+            dict(kept or {}),
+            efficiency=efficiency,
+        )
 
     def share(
-        self, *, num_surplus: int = 0, num_kept_idle: int = 0, kept: Mapping[str, int] | None = None
+        self,
+        *,
+        num_surplus: int = 0,
+        num_kept_idle: int = 0,
+        kept: Mapping[str, int] | None = None,
+        efficiency: float = 0.0,
     ) -> dict[str, int]:
         """The devices of every job after one choice."""
-        market = self.market(num_surplus, kept)
+        market = self.market(num_surplus, kept, efficiency)
         market.share_reserved(num_kept_idle)
         assert verify(self.table) == []
         counts = market.share_outside((), num_surplus)
@@ -79,6 +93,23 @@ def test_a_promised_job_grows_only_where_it_gains_more_than_others() -> None:
         counts = World((promised,), tuple(make_view(name, steps=4000, profile=others) for name in "ab")).share()
         assert counts["promised"] <= 2 if profile is FLAT else counts["promised"] >= 4
         assert sum(counts.values()) == 8
+
+
+def test_devices_that_bring_little_stay_idle_where_each_has_to_bring_something() -> None:
+    falling = {1: 1.0, 2: 1.6, 4: 2.4, 8: 3.2}
+    promised = make_view("promised", steps=4000, deadline_s=100_000.0, profile=falling)
+    other = make_view("other", steps=4000, profile=falling)
+    for efficiency, most in ((0.0, 8), (0.3, 8), (0.5, 4), (0.7, 2), (0.9, 1), (1.0, 1)):
+        assert World((promised,)).share(efficiency=efficiency) == {"promised": most}
+        assert World(outside=(other,)).share(efficiency=efficiency) == {"other": most}
+    assert World(outside=(other,), held={"other": 4}).share(efficiency=0.65) == {"other": 4}, (
+        "it keeps what is nearly enough"
+    )
+    assert World(outside=(replace(other, job=replace(other.job, profile_steps_per_s=LINEAR)),)).share(
+        efficiency=1.0
+    ) == {"other": 8}
+    with pytest.raises(InvalidRequest, match=r"between 0 and 1, not 1\.5"):
+        Springtide(efficiency=1.5)
 
 
 def test_a_promised_job_gives_back_what_it_does_not_need_but_keeps_its_deadline() -> None:

@@ -73,9 +73,10 @@ class Decision:
         reserve_fraction: float,
         effort: int,
         revisit_s: float,
+        efficiency: float,
     ) -> None:
         """`cluster` is the fingerprint of the nodes."""
-        self.revisit_s = revisit_s
+        self.revisit_s, self.efficiency = revisit_s, efficiency
         # Nothing to learn or to choose without jobs that may change their batch.
         has_adaptive = state.families is not None or any(row.view.job.batch is not None for row in table.rows)
         self.batches = AdaptiveBatches(memory, state, snapshot) if has_adaptive else None
@@ -131,7 +132,16 @@ class Decision:
         # 5. Share the devices that no promise needs now among all jobs that gain by them, in the table or not.
         candidates = self.batches.candidates if self.batches is not None else EMPTY
         kept = self.trials.kept
-        market = Market(self.reservations, outside, self.by_id, self.snapshot, state.num_surplus, kept, candidates)
+        market = Market(
+            self.reservations,
+            outside,
+            self.by_id,
+            self.snapshot,
+            state.num_surplus,
+            kept,
+            candidates,
+            self.efficiency,
+        )
         market.share_reserved(_num_kept_idle(self.snapshot.cluster))
         self._keep_for_survivors()
         spare = self._share_outside(outside, market)

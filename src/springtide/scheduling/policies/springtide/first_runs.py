@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
-from itertools import pairwise
 
 from springtide.core.decision import PromiseCondition, Snapshot
 from springtide.core.workload import JobState, WorkloadId
@@ -165,18 +164,21 @@ def _longest_s(reservations: ReservationTable, size: int, deadline_s: float, rea
     `lost_s` is what a start at this moment costs; later ones, and devices that go away, cost what they cost in plans.
     """
     profile, costs, first_s = reservations.profile, reservations.costs, max(reservations.now_s, ready_s)
-    longest_s, began_s = 0.0, math.inf
+    longest_s = 0.0
+    times, free = [*profile.times, math.inf], profile.free
     # The stretches of the profile from `first_s` to the deadline.
-    times = profile.times
-    begin, end = max(0, bisect_right(times, first_s) - 1), bisect_left(times, deadline_s)
-    moments = pairwise([*times[begin:end], times[end] if end < len(times) else math.inf])
-    for (at_s, until_s), count in zip(moments, profile.free[begin:end], strict=True):
-        from_s, to_s = max(at_s, first_s), min(until_s, deadline_s)
-        if to_s <= from_s or count < size:
-            began_s = math.inf
+    index, end = max(0, bisect_right(profile.times, first_s) - 1), bisect_left(profile.times, deadline_s)
+    while index < end:
+        if free[index] < size:
+            index += 1
             continue
-        began_s = min(began_s, from_s)
+        began, began_s = index, max(times[index], first_s)
+        while index < end and free[index] >= size:
+            index += 1
         start_s = lost_s if began_s <= reservations.now_s else costs.later[size] + costs.reserve[size]
-        num_falls = sum(began_s < fall_s < to_s for fall_s in costs.falls)
-        longest_s = max(longest_s, to_s - began_s - start_s - num_falls * costs.later[size])
+        # A stretch that ends before a fall may leave more time.
+        for until_s in times[began + 1 : index + 1] if costs.falls else (times[index],):
+            to_s = min(until_s, deadline_s)
+            num_falls = sum(began_s < fall_s < to_s for fall_s in costs.falls)
+            longest_s = max(longest_s, to_s - began_s - start_s - num_falls * costs.later[size])
     return longest_s

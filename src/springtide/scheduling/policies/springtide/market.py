@@ -31,6 +31,8 @@ COMPANY = 1.0
 HORIZON_S = 300.0
 # A job gets devices only if they stay free for so many times the cost of a change.
 LASTING_CHANGES = 4.0
+# A job keeps devices that bring so much less than they must bring to be given to it: speeds vary.
+KEPT_FRACTION = 0.9
 # A job that is about to end is valued as if it had so many seconds left.
 LEAST_LEFT_S = 1.0
 # Up to so many cells (sizes x devices) shares are exact; above, they follow the concave hulls.
@@ -86,6 +88,9 @@ class Market:
     `rows` are the jobs outside the reservation table, `by_id` all of them, `candidates` those whose batch may change,
     `kept` maps jobs to a number of devices that they keep whatever was measured there. `num_surplus` devices are
     present that no promise may use. `price_s` is what the last device given out is worth (`Plan.price_s`).
+
+    A job gets more devices only up to a size on which each brings on average `efficiency` of what one brings on the
+    size that needs the fewest device-seconds; with 0 as many as it is faster on.
     """
 
     def __init__(
@@ -97,8 +102,9 @@ class Market:
         num_surplus: int,
         kept: Mapping[WorkloadId, int],
         candidates: Mapping[WorkloadId, JobCandidates] = EMPTY,
+        efficiency: float = 0.0,
     ) -> None:
-        self._reservations, self._num_surplus = reservations, num_surplus
+        self._reservations, self._num_surplus, self._efficiency = reservations, num_surplus, efficiency
         self._by_id, self._candidates = by_id, candidates
         self._num_devices = len(snapshot.cluster.device_ids())
         self.price_s = 0.0
@@ -253,6 +259,9 @@ class Market:
             for n, factor in self._beyond(WorkloadId(key), sizes[-1]):
                 sizes.append(n)
                 needs_s.append(last_s * factor)
+            if self._efficiency:
+                most = self._num_efficient(sizes, needs_s, max(has, entry.held))
+                sizes, needs_s, num_open = sizes[:most], needs_s[:most], min(num_open, most)
             seconds, lost_s = self._times(sizes, needs_s, entry.held, entry.residual_s)
             bids.append(Bid(WorkloadId(key), sizes, seconds, lost_s, floor, has, num_open, entry))
         return bids
@@ -276,7 +285,11 @@ class Market:
         if not sizes:
             return None
         stall_s = 0.0 if job.candidates is None else job.candidates.stall_s
-        seconds, lost_s = self._times(sizes, job.seconds(sizes, self._now_s), job.held, stall_s)
+        needs_s = job.seconds(sizes, self._now_s)
+        if self._efficiency:
+            most = self._num_efficient(sizes, needs_s, job.held)
+            sizes, needs_s = sizes[:most], needs_s[:most]
+        seconds, lost_s = self._times(sizes, needs_s, job.held, stall_s)
         num_open = sum(n <= self._spare for n in sizes)
         return Bid(job.job_id, sizes, seconds, lost_s, floor, job.held, num_open)
 
@@ -290,6 +303,14 @@ class Market:
         # It pays for a start in any case: that is work left, not a loss by this choice.
         pairs = zip(sizes, needs_s, strict=True)
         return [max(seconds + cost_s(n), LEAST_LEFT_S) for n, seconds in pairs], [0.0] * len(sizes)
+
+    def _num_efficient(self, sizes: Sequence[int], needs_s: Sequence[float], held: int) -> int:
+        """How many of these sizes, the smallest at least, bring enough for each of their devices."""
+        costs = [n * seconds for n, seconds in zip(sizes, needs_s, strict=True)]
+        most = min(costs) / self._efficiency
+        kept = [n == held and cost <= most / KEPT_FRACTION for n, cost in zip(sizes, costs, strict=True)]
+        is_enough = [cost <= most or is_kept for cost, is_kept in zip(costs, kept, strict=True)]
+        return max(index for index, enough in enumerate(is_enough, start=1) if enough or index == 1)
 
     def _read_bids(self) -> None:
         """The sizes of each bid, and what each is worth to the job alone. Shapes [bids, sizes], 0 beyond the last."""

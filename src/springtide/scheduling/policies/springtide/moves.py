@@ -68,8 +68,8 @@ def delays(state: State, snapshot: Snapshot, placed: Placed) -> Mapping[Workload
         if workload_id in placed
         for device in allocation.device_ids
     }
-    waits = _waits_for(snapshot, placed)
-    if not waits and not warming:
+    waits, twice = _waits_for(snapshot, placed), _changing_twice(snapshot, placed)
+    if not waits and not warming and not twice:
         return {}
     waiting = {workload_id: others for workload_id, others in waits.items() if workload_id in held}
     stopped = _cycle_breakers(waiting, snapshot)
@@ -89,7 +89,24 @@ def delays(state: State, snapshot: Snapshot, placed: Placed) -> Mapping[Workload
             0.0,
             0.0,
         )
-    return {workload_id: found[workload_id] for workload_id in changed}
+    return {who: found[who] + (later[twice[who]] if who in twice else 0.0) for who in changed}
+
+
+def _changing_twice(snapshot: Snapshot, placed: Placed) -> dict[WorkloadId, int]:
+    """The running jobs that give devices up and get others which are still held: they shrink at once and grow when
+    those are free, two changes. Each with the number of devices that it keeps meanwhile."""
+    held = {device for given in snapshot.allocations.values() for device in given.device_ids}
+    found: dict[WorkloadId, int] = {}
+    for view in snapshot.jobs:
+        before, after = snapshot.allocations.get(view.job.job_id), placed.get(view.job.job_id)
+        if before is None or after is None or before is after or view.state is not JobState.RUNNING:
+            continue
+        mine, given = set(before.device_ids), set(after.device_ids)
+        # It may hold devices that are left out here, since a workload with a part of them has a stronger claim.
+        gives_up = bool(mine - given) or view.num_replicas > len(mine)
+        if gives_up and mine & given and (given - mine) & held:
+            found[view.job.job_id] = len(mine & given)
+    return found
 
 
 def without_waits(

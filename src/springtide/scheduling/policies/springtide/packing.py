@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.core.workload import WorkloadId
+from springtide.scheduling.placement.layout import enclosing_level, level_for
 from springtide.scheduling.placement.relocation import SearchBudget
 from springtide.scheduling.placement.topology import Layout, addresses, block_at, lowest
 
@@ -38,7 +39,14 @@ class Packing:
         for bits in places.values():
             taken |= bits
         self.idle = layout.present & ~taken
-        self._owner = {address: workload_id for workload_id, bits in self.places.items() for address in addresses(bits)}
+        # By address; None where no job is. Blocks may reach beyond the last address.
+        self._owner: list[WorkloadId | None] = [None] * layout.size
+        # The devices of jobs by the level from which on blocks can be emptied of them; the last ones are not moved.
+        self._leaves_from = [0] * (layout.num_levels + 2)
+        self._num_present: dict[int, npt.NDArray[np.int64]] = {}
+        for workload_id, bits in self.places.items():
+            self._set_owner(bits, workload_id)
+            self._leaves_from[self._least_level(workload_id, bits)] |= bits
 
     def gather(self, workload_id: WorkloadId) -> bool:
         """Give the workload as many devices as it has now in one aligned block.
@@ -48,7 +56,7 @@ class Packing:
         """
         if self._budget.moves <= 0:
             return False
-        before = dict(self.places), self.idle, set(self.moved), dict(self._owner)
+        before = dict(self.places), self.idle, set(self.moved), list(self._owner), list(self._leaves_from)
         homeless = [(workload_id, self.places[workload_id].bit_count())]
         self._release(workload_id)
         for _ in range(min(_MAX_MOVES, self._budget.moves)):
@@ -59,14 +67,18 @@ class Packing:
             homeless += reversed(evicted)
             if not homeless:
                 return True
-        self.places, self.idle, self.moved, self._owner = before
+        self.places, self.idle, self.moved, self._owner, self._leaves_from = before
         return False
 
     def _release(self, workload_id: WorkloadId) -> None:
         bits = self.places.pop(workload_id)
         self.idle |= bits
+        self._leaves_from[self._least_level(workload_id, bits)] &= ~bits
+        self._set_owner(bits, None)
+
+    def _set_owner(self, bits: int, owner: WorkloadId | None) -> None:
         for address in addresses(bits):
-            del self._owner[address]
+            self._owner[address] = owner
 
     def _place(self, workload_id: WorkloadId, count: int) -> list[tuple[WorkloadId, int]] | None:
         """Give it the aligned block that the fewest devices in use have to leave, if there is one.
@@ -76,15 +88,19 @@ class Packing:
         level = (count - 1).bit_length()
         if level >= self.layout.num_levels:
             return None
-        present, idle = self._counts(self.layout.present, level), self._counts(self.idle, level)
+        present = self._num_present.get(level)
+        if present is None:
+            present = self._num_present[level] = self._counts(self.layout.present, level)
+        idle, staying = self._counts(self.idle, level), 0
+        for bits in self._leaves_from[level + 1 :]:
+            staying |= bits
         used = present - idle
         # Among equals, the block with the fewest idle devices around it: large idle blocks are worth keeping.
-        around = np.repeat(self._counts(self.idle, level + 1), 2)[: len(used)]
-        fitting = np.flatnonzero(present >= count)
-        ranked = fitting[np.lexsort((fitting, around[fitting], used[fitting]))].tolist()
-        start = next((n << level for n in ranked if not used[n] or self._can_empty(n << level, level)), None)
-        if start is None:
+        around = np.repeat(idle[::2] + idle[1::2], 2) if len(idle) > 1 else idle
+        fitting = np.flatnonzero((present >= count) & (self._counts(staying, level) == 0))
+        if not len(fitting):
             return None
+        start = int(fitting[np.argmin((used * (self.layout.size + 1) + around)[fitting])]) << level
         block = block_at(start, level)
         evicted = {other: self.places[other] for other in self._inside(start, level)}
         for other in evicted:
@@ -94,36 +110,36 @@ class Packing:
             chosen |= 1 << address
         self.places[workload_id] = chosen
         self.idle &= ~chosen
-        self._owner.update(dict.fromkeys(addresses(chosen), workload_id))
+        self._set_owner(chosen, workload_id)
         self.moved.add(workload_id)
+        self._leaves_from[self._least_level(workload_id, chosen)] |= chosen
         order = sorted(evicted, key=lambda other: (-evicted[other].bit_count(), other))
         return [(other, evicted[other].bit_count()) for other in order]
 
     def _counts(self, bits: int, level: int) -> npt.NDArray[np.int64]:
         """How many of the addresses in each block of 2**`level` are in the bitmap."""
         size = max(self.layout.size, 1 << level)
-        octets = np.frombuffer(bits.to_bytes(-(-size // 8), "little"), dtype=np.uint8)
-        flags = np.unpackbits(octets, bitorder="little")[:size]
-        counts: npt.NDArray[np.int64] = flags.reshape(-1, 1 << level).sum(axis=1, dtype=np.int64)
+        octets = np.frombuffer(bits.to_bytes(size // 8, "little"), dtype=np.uint8)
+        # Whole bytes are counted at once.
+        parts = np.unpackbits(octets, bitorder="little") if level < 3 else np.bitwise_count(octets)
+        counts: npt.NDArray[np.int64] = parts.reshape(-1, 1 << (level if level < 3 else level - 3)).sum(
+            axis=1, dtype=np.int64
+        )
         return counts
 
     def _inside(self, start: int, level: int) -> list[WorkloadId]:
         """The jobs in the block, each once, by address."""
-        owner = self._owner
-        found = (owner.get(address) for address in range(start, start + (1 << level)))
-        return list(dict.fromkeys(job_id for job_id in found if job_id is not None))
+        found = dict.fromkeys(self._owner[start : start + (1 << level)])
+        return [job_id for job_id in found if job_id is not None]
 
-    def _can_empty(self, start: int, level: int) -> bool:
-        """Whether all jobs in the block may be moved and are inside it and smaller, or not in one block anyway."""
-        inside = self._inside(start, level)
-        if not all(job_id in self.movable for job_id in inside):
-            return False
-        block = block_at(start, level)
-        return all(
-            ((bits.bit_count() - 1).bit_length() < level and not bits & ~block)
-            or (job_id not in self.moved and not _is_block(bits))
-            for job_id, bits in ((job_id, self.places[job_id]) for job_id in inside)
-        )
+    def _least_level(self, workload_id: WorkloadId, bits: int) -> int:
+        """The level from which on a block can be emptied of a job with these devices: it is smaller and has all of
+        them, or they are not in one block anyway."""
+        if workload_id not in self.movable:
+            return self.layout.num_levels + 1
+        if not bits or (workload_id not in self.moved and not _is_block(bits)):
+            return 0
+        return max(level_for(bits.bit_count()) + 1, enclosing_level(bits))
 
 
 def _is_block(bits: int) -> bool:

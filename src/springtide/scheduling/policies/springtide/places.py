@@ -206,6 +206,13 @@ def _accept_places(state: State, layout: Layout, snapshot: Snapshot, placed: Pla
         elif key in state.newcomers:
             reservations.drop(key)
             del placed[WorkloadId(key)]
+        elif not entry.is_late and runs[-1].end_s > entry.deadline_s:
+            # No other sizes were found in the rounds before. It is late with these, and has to be told to be.
+            entry.is_late = True
+            if fits(reservations, entry, runs):
+                reservations.change_runs(entry, runs)
+            else:
+                reservations.plan_anew(entry)
 
 
 def _find_compact_places(

@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from springtide.core.decision import EMPTY, Allocation, Plan, PoolAllocation, Refusal, Snapshot, TimeClaim
+from springtide.core.errors import InvalidRequest
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import RowTable
@@ -64,13 +65,21 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
     `effort` bounds the search for room by planning other jobs anew, in intervals of time looked at; the default takes
     some hundredths of a second. It is not in seconds, so that the same input gives the same plan. While there are jobs
     that may change their batch, sizes and batches are chosen anew every `revisit_s`.
+
+    No job gets devices beyond what it needs that bring, on average, less than `efficiency` (0 to 1) of what a device
+    brings where the job needs the fewest device-seconds.
     """
 
     reserve_fraction: float = 0.0
     effort: int = 240_000
     revisit_s: float = 60.0
+    efficiency: float = 0.0
 
     reads: ClassVar[Reads] = READS
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.efficiency <= 1.0:
+            raise InvalidRequest(f"efficiency must be between 0 and 1, not {self.efficiency:g}")
 
     def make_derived(self) -> DerivedPromises:
         """An empty object to keep derived values in."""
@@ -129,6 +138,7 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
             reserve_fraction=self.reserve_fraction,
             effort=self.effort,
             revisit_s=self.revisit_s,
+            efficiency=self.efficiency,
         )
         decision.run()
         kept = [row for row in rows if row.job_id not in decision.rejected]

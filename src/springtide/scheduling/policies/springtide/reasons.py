@@ -11,7 +11,7 @@ from springtide.scheduling.policies.springtide.memory import State
 from springtide.scheduling.policies.springtide.rows import PromiseRow
 from springtide.scheduling.replicas import wanted_replicas
 from springtide.solvers.reservations.fit import PlannedStretch
-from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
+from springtide.solvers.reservations.reservation_table import TOLERANCE_S, Entry, ReservationTable
 
 NUM_NAMED = 3
 BATCH_CHANGES = "this batch suits it better now"
@@ -247,8 +247,16 @@ def claims_of(
             claims[workload_id] = TimeClaim(code="kept_in_time", at_s=entry.end_s)
     for key in state.given_up:
         if key in entries:
-            at_s = entries[key].end_s
-            claims[WorkloadId(key)] = TimeClaim(code="given_up", at_s=at_s if at_s < math.inf else None)
+            entry = entries[key]
+            # On its largest size all the time, on as few nodes as possible. By its committed schedule alone, which is
+            # the same at every snapshot until it is planned anew.
+            rates = state.full_rates[key] if key in state.slowed else entry.rates
+            soonest_s = entry.since_s + entry.work / rates[entry.sizes[-1]]
+            claims[WorkloadId(key)] = TimeClaim(
+                code="given_up",
+                at_s=entry.end_s if entry.end_s < math.inf else None,
+                is_certain=soonest_s > entry.deadline_s + TOLERANCE_S,
+            )
     for service_id, wait_s in state.waits.items():
         claims[service_id] = TimeClaim(code="waits_for", at_s=wait_s)
     return claims

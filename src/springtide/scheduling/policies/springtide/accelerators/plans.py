@@ -343,7 +343,8 @@ class _Turn(Generic[Part]):
         order = [view.job.job_id for view in snapshot.jobs] + [view.service.service_id for view in snapshot.services]
         allocations = {who: together[who] for who in order if who in together}
         reasons = {who: why for plan in plans for who, why in plan.reasons.items()}
-        claims = {who: claim for plan in plans for who, claim in plan.claims.items()}
+        # On devices of another model a job may be faster.
+        claims = {who: replace(claim, is_certain=False) for plan in plans for who, claim in plan.claims.items()}
         movers = self._movers(allocations)
         self._in_danger &= movers.keys()
         for who in [who for who in movers if self._is_saved(who)]:

@@ -25,7 +25,8 @@ export function shapeOf(kind) {
   if (/loan/i.test(kind)) return "loan";
   if (/crash|lost|broken|fail/i.test(kind)) return "crash";
   if (/end|finish|succe|cancel|stopped|reject/i.test(kind)) return "end";
-  if (/resiz|start|grow|shrink|recover|resume|replace|preempt|pause|batch/i.test(kind)) return "resize";
+  // Where a bar begins says of itself that its workload started or was resumed there.
+  if (/resiz|grow|shrink|recover|replace|preempt|pause|batch/i.test(kind)) return "resize";
   return null;
 }
 
