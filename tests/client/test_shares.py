@@ -60,7 +60,9 @@ def test_fractions_that_are_no_share(share: Any, sentence: str) -> None:
     ("given", "sentence"),
     [
         ({"gpu": (0.3, 0.6)}, r"share=\(0\.3, 0\.6\)"),
-        ({"gpu": 2}, "scale="),
+        ({"gpu": 2}, r"add it, like share=\(0\.3, 0\.6\) \(--share 0\.3\.\.0\.6\)"),
+        ({"gpu": 3, "share": 0.5}, "1, 2, 4 or 8 devices of one node"),
+        ({"gpu": 2, "share": "auto"}, "a profile on one device"),
         ({"gpu": "fast"}, "gpu=0.3"),
         ({"gpu": 0.5, "share": 0.5}, "keep one"),
         ({"memory": "4GB"}, "share beside it"),
@@ -70,6 +72,12 @@ def test_fractions_that_are_no_share(share: Any, sentence: str) -> None:
 def test_what_does_not_go_together_says_what_would(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidRequest, match=sentence):
         ServeOptions(**given)
+
+
+def test_a_share_of_each_of_several_devices_is_sent_with_their_number() -> None:
+    sent = ServeOptions(gpu=2, share=(0.3, 0.6)).as_request()
+    assert (sent["devices_each"], sent["share"]) == (2, {"request": 0.3, "limit": 0.6, "memory_mb": 0})
+    assert "devices_each" not in ServeOptions(gpu=0.3).as_request()
 
 
 def test_auto_is_what_a_profile_says_and_refused_without_one() -> None:

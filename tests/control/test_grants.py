@@ -220,3 +220,60 @@ def test_a_plan_that_a_device_has_no_room_for_is_refused(wish, told):
     snapshot = Snapshot(now_s=9.0, cluster=Topology(nodes=(make_node("n", 2),)), services=seen.services)
     with pytest.raises(PolicyError, match=told):
         check_plan(snapshot, policy.decide(snapshot))
+
+
+def _wide_start(platform):
+    return [
+        (action.replica_id, action.device_ids, action.share)
+        for action in platform.steps[-1].actions
+        if type(action).__name__ == "StartReplica"
+    ]
+
+
+def test_a_replica_starts_once_there_is_room_on_each_of_its_devices():
+    platform = Platform()
+    platform.policy.wish = {"a": (["n/1"], share(0.8))}
+    platform.deploy("a", share(0.8))
+    # The first leaves as the wide one comes.
+    platform.policy.wish = {"w": (["n/0", "n/1"], share(0.4))}
+    platform.deploy("w", share(0.4), devices_each=2)
+    assert _wide_start(platform) == []
+    platform.say(events.ReplicaStopped(workload_id="a", replica_id="a.0"))
+    assert _wide_start(platform) == [("w.0", ("n/0", "n/1"), share(0.4))]
+    assert [platform.controller.state.load(device).request for device in ("n/0", "n/1")] == [0.4, 0.4]
+    assert platform.controller.state.holders() == {"n/0": ("w.0",), "n/1": ("w.0",)}
+    assert platform.say() == []
+
+
+def test_the_share_of_each_of_its_devices_changes_at_once_where_all_have_room():
+    platform = Platform()
+    platform.policy.wish = {"w": (["n/0", "n/1"], share(0.4)), "a": (["n/1"], share(0.5))}
+    platform.deploy("w", share(0.4), devices_each=2)
+    platform.deploy("a", share(0.5))
+    platform.ready("w")
+    platform.ready("a")
+    platform.policy.wish = {"w": (["n/0", "n/1"], share(0.6)), "a": ([], None)}
+    # On the second device there is no room yet.
+    assert platform.say() == ["stop a.0"]
+    assert platform.say(events.ReplicaStopped(workload_id="a", replica_id="a.0")) == ["share w.0 0.6..0.6"]
+    assert [platform.controller.state.load(device).request for device in ("n/0", "n/1")] == [0.6, 0.6]
+
+
+def test_the_loss_of_its_node_ends_a_replica_on_several_devices_once():
+    platform = Platform()
+    platform.say(events.NodeJoined(node=make_node("m", 2)))
+    platform.policy.wish = {"w": (["n/0", "n/1"], share(0.4))}
+    platform.deploy("w", share(0.4), devices_each=2)
+    platform.ready("w")
+    platform.policy.wish = {"w": (["m/1", "m/0"], share(0.4))}
+    platform.say(events.NodeLost(node_id="n"))
+    assert _wide_start(platform) == [("w.1", ("m/1", "m/0"), share(0.4))]
+
+
+@pytest.mark.parametrize("devices", [["n/0"], ["n/0", "m/0"], ["n/0", "n/1", "m/0"]])
+def test_a_plan_with_a_part_of_a_replica_or_one_over_two_nodes_is_refused(devices):
+    platform = Platform()
+    platform.say(events.NodeJoined(node=make_node("m", 2)))
+    platform.policy.wish = {"w": (devices, share(0.4))}
+    with pytest.raises(PolicyError, match="2 devices of one node"):
+        platform.deploy("w", share(0.4), devices_each=2)

@@ -97,7 +97,7 @@ def test_workers_of_two_devices_train_shrink_for_a_promise_and_survive_a_kill(fo
         ({"devices_each": 8}, "the largest node here has 4; ask for at most --gpu 4"),
         ({"devices_each": 2, "min_workers": 3}, "room for 2; ask for at most --workers 2"),
         ({"devices_each": 3}, "1, 2, 4 or 8"),
-        ({"devices_each": 2, "share": {"request": 0.5}}, "leave one of them out"),
+        ({"devices_each": 2, "share": {"request": 0.5}, "min_workers": 3}, "room for 2; ask for at most --workers 2"),
     ],
 )
 def test_what_no_node_can_hold_is_refused(standing: LivePlatform, options: dict[str, Any], told: str) -> None:

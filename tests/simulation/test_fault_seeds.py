@@ -135,3 +135,12 @@ def test_faults_of_every_kind_happen_and_hurt() -> None:
     assert len(crash_points) >= 8
     assert sum(result.num_refused_writes for result in results) > 0
     assert sum(result.num_crashes for result in results) > 20
+
+
+@pytest.mark.parametrize(
+    ("seed", "policy"), [(11420002, "dilu/fifo"), (11420004, "dilu/elastic"), (11420090, "dilu/springtide")]
+)
+def test_replicas_on_parts_of_several_devices_hold_them_together(seed: int, policy: str) -> None:
+    result = run_seed(seed, policy, has_shares=True, has_devices=True)
+    assert not result.violation, f"{result.violation}: reproduce with\n    {result.command}\n{result.detail}"
+    assert result.most_sharers > 1

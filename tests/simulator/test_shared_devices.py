@@ -57,8 +57,8 @@ def test_every_division_is_within_bounds_and_leaves_nothing_over():
 def test_tenants_are_told_when_their_neighbours_change():
     told: list[str] = []
     devices = SharedDevices(told.append)
-    devices.hold("a", "d", make_share(0.3, 0.8), 1.0)
-    devices.hold("b", "d", make_share(0.3, 0.6))
+    devices.hold("a", ("d",), make_share(0.3, 0.8), 1.0)
+    devices.hold("b", ("d",), make_share(0.3, 0.6))
     assert devices.rate("a") == 0.8
     assert not told, "who asks for nothing slows nobody down"
     devices.set_demand(["b"], 1.0)
@@ -102,3 +102,19 @@ def test_what_does_not_fit_is_named(held, memory_mb, word):
     wrong = overfull(held, memory_mb)
     assert bool(wrong) == bool(word)
     assert word in wrong
+
+
+def test_a_replica_on_several_devices_is_as_fast_as_on_the_slowest_of_them() -> None:
+    changed: list[str] = []
+    devices = SharedDevices(changed.append)
+    devices.hold("wide", ("d", "e"), make_share(0.3, 0.8), 1.0)
+    assert devices.rate("wide") == pytest.approx(0.8)
+    devices.hold("beside", ("e",), make_share(0.6, 0.7), 1.0)
+    assert devices.rate("wide") == pytest.approx(1 / 3)
+    assert changed == ["wide"]
+    assert devices.shares_on("d") == (make_share(0.3, 0.8),)
+    assert devices.num_extra_tenants == 1
+    devices.release("beside")
+    assert devices.rate("wide") == pytest.approx(0.8)
+    devices.release("wide")
+    assert devices.shares_on("d") == devices.shares_on("e") == ()

@@ -77,7 +77,7 @@ class TrainKeywords(TypedDict, total=False):
 
     The place. `on`: "cluster", "functions", or "auto" for whichever makes the goal cheapest. `workers`: `st.auto`, 4,
     (1, 8) or "1..8". `share` and `memory`: the part of its device that each worker holds, such as (0.3, 0.6) and "4GB".
-    `gpu`: how many whole devices of one machine each worker holds, 1, 2, 4 or 8 (`ctx.devices`).
+    `gpu`: how many devices of one machine each worker holds, 1, 2, 4 or 8 (`ctx.devices`): whole, or `share` of each.
     Only on functions: `micro_batch`: samples that pass through the stages at a time; `fastest`: minimise the time,
     within the budget if there is one; `search`: search for the number of workers and their memory while the job runs;
     `batch_schedule`: global batch sizes by epoch, such as [(0, 64), (4, 256)]; `study`: the study that the job is a

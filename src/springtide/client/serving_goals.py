@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack, cast
 
 from springtide.client.goals import Params, Variables
 from springtide.client.secret_values import secret_values
-from springtide.client.shares import MemoryAsked, ShareAsked, read_share, settled_share, share_option
+from springtide.client.shares import MemoryAsked, ShareAsked, devices_asked, read_share, settled_share, share_option
 from springtide.core.options.option import check_keywords, keyword_values, overridden, sent_options
 from springtide.core.options.rules import SERVICE_RULES, check_rules
 from springtide.core.options.services import SERVICE_OPTIONS
@@ -27,7 +27,8 @@ class ServeKeywords(TypedDict, total=False):
     items predicted together; `batch_wait`: how long a request waits for others. `start_timeout`: what a replica may
     take to load ("10m"). `gpu`: the fraction of a device that each replica is guaranteed, with up to twice as much
     if it is free; `share`: both bounds, such as (0.3, 0.6), or "auto" (from `springtide profile FILE --shares`);
-    `memory`: its device memory, such as "4GB". `name`, `params` (strings in `self.params`), and `env`,
+    `memory`: its device memory, such as "4GB". With a share, `gpu` 2, 4 or 8 says of how many devices of one machine
+    each replica holds it. `name`, `params` (strings in `self.params`), and `env`,
     `secrets`, `requirements` and `python` as in TrainKeywords.
     """
 
@@ -64,7 +65,8 @@ class ServeOptions:
         check_keywords(SERVICE_OPTIONS, self.values)
         parse_range(self.values["scale"], "scale", lowest=0)
         share = read_share(self.values["share"], self.values["memory"], self.values["gpu"])
-        check_rules(SERVICE_RULES, {**self.values, "share": share}, SERVICE_WORDS["python"])
+        each = devices_asked(self.values["gpu"])
+        check_rules(SERVICE_RULES, {**self.values, "share": share, "gpu": each}, SERVICE_WORDS["python"])
 
     def override(self, changes: Mapping[str, Any]) -> ServeOptions:
         """A copy with some keywords changed; `params`, `env` and `secrets` are merged. Raises InvalidRequest."""
@@ -77,4 +79,6 @@ class ServeOptions:
         sent = sent_options(SERVICE_OPTIONS, self.values, datetime.now())
         if self.values["secrets"]:
             sent["secrets"] = secret_values(self.values["secrets"])
+        if (each := devices_asked(self.values["gpu"])) > 1:
+            sent["devices_each"] = each
         return sent | {"min_replicas": minimum, "max_replicas": maximum} | share_option(share)

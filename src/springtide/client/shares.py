@@ -25,7 +25,7 @@ _MB: Final = 1_000_000
 def read_share(share: ShareAsked, memory: MemoryAsked = None, gpu: float | str = 1.0) -> Share | Auto | None:
     """The share that was asked for, "auto" if a profile decides it, or None for whole devices.
 
-    `gpu` is a short form: the request, with twice as much as the limit. Raises InvalidRequest.
+    `gpu` below 1 is a short form: the request, with twice as much as the limit. Raises InvalidRequest.
     """
     request = _gpu_request(gpu)
     if share is not None and request is not None:
@@ -51,6 +51,14 @@ def settled_share(share: ShareAsked, memory: MemoryAsked = None, gpu: float | st
     return found
 
 
+def devices_asked(gpu: float | str) -> float:
+    """Of how many devices each replica holds its share: 1 where `gpu` is a part of one. Raises InvalidRequest."""
+    asked, _ = parse_fractions(gpu, "gpu", like="gpu=0.3")
+    if asked <= 1.0:
+        return 1
+    return int(asked) if asked.is_integer() else asked
+
+
 def is_auto(share: ShareAsked) -> bool:
     """Whether a profile decides the share."""
     return isinstance(share, str) and share.strip() == AUTO
@@ -72,13 +80,8 @@ def share_option(share: Share | None) -> dict[str, Any]:
 
 
 def _gpu_request(gpu: float | str) -> float | None:
-    """The request that `gpu` stands for; None for the whole device."""
+    """The request that `gpu` stands for; None for whole devices, or a share of each of several."""
     request, limit = parse_fractions(gpu, "gpu", like="gpu=0.3")
     if limit is not None:
         raise InvalidRequest(f"gpu={gpu!r} names a limit, too; write that as share=({request:g}, {limit:g})")
-    if request > 1.0:
-        raise InvalidRequest(
-            f"gpu={gpu!r} is more than one device, and each replica runs on one; for more of them use scale=(0, 4). "
-            "The workers of a training job may hold 2, 4 or 8 each: st.train(gpu=2)"
-        )
-    return None if request == 1.0 else request
+    return request if request < 1.0 else None

@@ -296,20 +296,24 @@ def keep_plan(snapshot: Snapshot) -> Plan:
 def _bounds(snapshot: Snapshot) -> dict[WorkloadId, int]:
     """The most devices that each workload may hold."""
     jobs = {view.job.job_id: min(view.bounds.max_workers, view.job.num_virtual_shards) for view in snapshot.jobs}
-    return jobs | {view.service.service_id: view.max_replicas for view in snapshot.services}
+    return jobs | {view.service.service_id: view.max_replicas * view.service.devices_each for view in snapshot.services}
 
 
 def _check_workers(snapshot: Snapshot, plan: Plan) -> None:
     node_of = snapshot.cluster.node_of
-    for view in snapshot.jobs:
-        each, given = view.job.devices_each, plan.allocations.get(view.job.job_id)
-        if each == 1 or given is None:
-            continue
-        nodes = [node_of.get(device_id) for device_id in given.device_ids]
+    wide = {view.job.job_id: view.job.devices_each for view in snapshot.jobs if view.job.devices_each > 1}
+    wide |= {
+        view.service.service_id: view.service.devices_each
+        for view in snapshot.services
+        if view.service.devices_each > 1
+    }
+    for who, each in wide.items():
+        given = plan.allocations.get(who)
+        nodes = [] if given is None else [node_of.get(device_id) for device_id in given.device_ids]
         workers = [nodes[start : start + each] for start in range(0, len(nodes), each)]
-        if any(len(worker) < each or len(set(worker)) > 1 for worker in workers):
+        if given is not None and any(len(worker) < each or len(set(worker)) > 1 for worker in workers):
             raise PolicyError(
-                f"the plan gives {view.job.job_id!r} {', '.join(given.device_ids)}, and each of its workers needs "
+                f"the plan gives {who!r} {', '.join(given.device_ids)}, and each of its workers or replicas needs "
                 f"{each} devices of one node"
             )
 

@@ -51,8 +51,11 @@ class Grants:
             if device in self._alive
             and (self._is_unheld(device) if share is None else device not in held and self._has_room(device, share))
             and (self._is_open or self._is_labelled_for(device, is_job=is_job))
-            and (not more or all(other in self._alive and self._is_unheld(other) for other in more[device]))
+            and (not more or all(other in self._alive and self._may_hold(other, share) for other in more[device]))
         ]
+
+    def _may_hold(self, device_id: DeviceId, share: Share | None) -> bool:
+        return self._is_unheld(device_id) if share is None else self._has_room(device_id, share)
 
     def _is_unheld(self, device_id: DeviceId) -> bool:
         jobs, services = self._held
@@ -110,7 +113,7 @@ class Grants:
                 continue
             if replica.device_id not in allocation.device_ids:
                 continue
-            if not self._has_room(replica.device_id, wanted, instead_of=held):
+            if not all(self._has_room(device, wanted, instead_of=held) for device in replica.device_ids):
                 continue
             # What the replica gives up is not free in this round: it may still use it.
             more = Share(
@@ -118,7 +121,8 @@ class Grants:
                 limit=max(0.0, wanted.limit - held.limit),
                 memory_mb=max(0, wanted.memory_mb - held.memory_mb),
             )
-            self._granted.setdefault(replica.device_id, []).append(more)
+            for device_id in replica.device_ids:
+                self._granted.setdefault(device_id, []).append(more)
             actions.append(
                 SetShare(
                     workload_id=record.workload_id,
@@ -139,13 +143,12 @@ class Grants:
 
 
 def by_workers(
-    record: JobRecord, planned: PoolAllocation
+    record: JobRecord | ServiceRecord, planned: PoolAllocation, each: int
 ) -> tuple[PoolAllocation, Mapping[DeviceId, tuple[DeviceId, ...]]]:
-    """The planned devices as workers: the first device of each, and under it the further ones.
+    """The planned devices as workers or replicas of `each`: the first device of each, and under it the further ones.
 
-    A worker that would hold some of the devices of one that is there, and not exactly these, waits until that has left.
+    One that would hold some of the devices of one that is there, and not exactly these, waits until that has left.
     """
-    each = record.job.devices_each
     worker_on = {device: replica.device_ids for replica in record.replicas for device in replica.device_ids}
     more: dict[DeviceId, tuple[DeviceId, ...]] = {}
     for start in range(0, len(planned.device_ids), each):

@@ -50,17 +50,14 @@ def reconcile(state: PlatformState, plan: Plan, now_s: float, worklist: Worklist
     for record in records:
         workload_id = record.workload_id
         planned = plan.allocations.get(workload_id, _NO_DEVICES)
-        allocation, more = (
-            by_workers(record, planned)
-            if isinstance(record, JobRecord) and record.job.devices_each > 1
-            else (planned, EMPTY)
-        )
+        each = record.job.devices_each if isinstance(record, JobRecord) else record.service.devices_each
+        allocation, more = by_workers(record, planned, each) if each > 1 else (planned, EMPTY)
         held = {replica.device_id: replica.share for replica in record.replicas}
         free = may_grant.grantable(record, allocation, held, more)
         why = "the platform is shutting down" if state.is_stopping else plan.reasons.get(workload_id, "")
         is_leaving = False
         if isinstance(record, ServiceRecord):
-            actions = _reconcile_service(record, allocation, free, why, now_s)
+            actions = _whole(_reconcile_service(record, allocation, free, why, now_s), more)
         else:
             reclaimed = may_grant.reclaimed(record) if state.drains else ()
             is_leaving = bool(reclaimed)

@@ -28,8 +28,8 @@ EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 class PoolAllocation(msgspec.Struct, frozen=True, kw_only=True, tag_field="allocation", tag=True):
-    """Devices of machines: one training worker or one serving replica on each, in rank order. Where each worker holds
-    several (`devices_each`), so many in a row are one worker's.
+    """Devices of machines: one training worker or one serving replica on each, in rank order. Where each worker or
+    replica holds several (`devices_each`), so many in a row are those of one.
 
     `global_batch_size` is the number of samples of a job's step (None: unchanged); it must lie within the job's
     `batch`. `share` is what the workload holds of each device (None: the whole); others may hold the rest.
@@ -93,6 +93,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     """A service as a policy sees it: its bounds in force, its replicas, and the load that the gateway last reported.
 
+    It counts replicas, each of which holds its share of `service.devices_each` devices of one node.
     `wanted_replicas` is the co-scaler's advice; None if the service has no profiled capacity. `refusals` are the nodes
     that turned replicas away.
     """

@@ -17,7 +17,7 @@ ReplicaId = NewType("ReplicaId", str)
 
 MAX_VIRTUAL_SHARDS = 256
 DEFAULT_GRACE_S = 15.0
-# How many whole devices of one node a worker may hold.
+# How many devices of one node a worker or replica may hold.
 DEVICES_EACH = (1, 2, 4, 8)
 # How many jobs and services of one owner may be unfinished, unless the platform's settings say otherwise.
 MAX_UNFINISHED = 1000
@@ -220,8 +220,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     `study` names the search over jobs that the job is a trial of. `share` is what each worker holds of a device
     (None: the whole). `container` holds the settings of its pods, on Kubernetes.
     `env` are variables of its workers' environment, `secrets` those whose values are kept elsewhere.
-    With `packages` its workers run in an environment of its own. Each worker holds `devices_each` whole devices of one
-    node (1, 2, 4 or 8).
+    With `packages` its workers run in an environment of its own. Each worker holds `devices_each` devices of one node
+    (1, 2, 4 or 8), or `share` of each.
     The job counts as stalled after `stall_timeout_s` without a step (None: as the platform finds sensible for it; 0: it
     is not watched), and `on_stall` says what happens then. It is started again when its first step has not come within
     `start_timeout_s` of its start (0: it may take any time). `on_nan` says what happens when its loss is not a finite
@@ -298,7 +298,8 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     replica answers within the objective at the limit of its share, as profiled (None: not known). With it the number of
     replicas follows the co-scaler (serving/co_scaler.py) instead of the number of concurrent requests.
     `container` holds the settings of its pods, on Kubernetes. A replica that is not ready within `start_timeout_s` of
-    its start is ended (0: it may take any time). `env`, `secrets` and `packages` are as in TrainingJob.
+    its start is ended (0: it may take any time). `env`, `secrets` and `packages` are as in TrainingJob. Each replica
+    holds `share` of `devices_each` devices of one node (1, 2, 4 or 8; without a share always 1).
     """
 
     service_id: WorkloadId
@@ -322,6 +323,7 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     env: dict[str, str] = {}
     secrets: SecretSet | None = None
     packages: Packages | None = None
+    devices_each: int = 1
 
 
 def replicas_for(service: InferenceService, demand: int, minimum: int, maximum: int) -> int:

@@ -71,22 +71,25 @@ def divide(tenants: Sequence[TenantDemand]) -> tuple[float, ...]:
 class SharedDevices:
     """The shares that replicas hold of devices, and the speed of each there. Holders of whole devices are not in it.
 
-    `changed` is called for every tenant whose rate changes, except for the tenant that caused the change.
+    One that holds its share of several devices is as fast as it is on the slowest of them. `changed` is called for
+    every tenant whose rate changes, except for the tenant that caused the change.
     """
 
     def __init__(self, changed: Callable[[ReplicaId], None]) -> None:
         self._changed = changed
-        self._place: dict[ReplicaId, DeviceId] = {}
+        self._places: dict[ReplicaId, tuple[DeviceId, ...]] = {}
         self._on: dict[DeviceId, dict[ReplicaId, TenantDemand]] = {}
         self._rates: dict[ReplicaId, float] = {}
+        # Of replicas on several devices: what each gets of each.
+        self._parts: dict[ReplicaId, dict[DeviceId, float]] = {}
 
     def __contains__(self, replica_id: ReplicaId) -> bool:
-        return replica_id in self._place
+        return replica_id in self._places
 
     @property
     def num_extra_tenants(self) -> int:
-        """How many more tenants there are than shared devices."""
-        return len(self._place) - len(self._on)
+        """How many more tenants there are than shared devices; one on several devices counts on each."""
+        return sum(len(tenants) for tenants in self._on.values()) - len(self._on)
 
     def shares_on(self, device_id: DeviceId) -> tuple[Share, ...]:
         """The shares that are held of a device, in the order in which they were taken."""
@@ -94,8 +97,8 @@ class SharedDevices:
 
     def share_of(self, replica_id: ReplicaId) -> Share | None:
         """What a replica holds of its device; None for the whole device or an unknown replica."""
-        device_id = self._place.get(replica_id)
-        return None if device_id is None else self._on[device_id][replica_id].share
+        places = self._places.get(replica_id)
+        return None if places is None else self._on[places[0]][replica_id].share
 
     def rate(self, replica_id: ReplicaId) -> float:
         """The fraction of its device at which a replica computes; 1 for one that holds the whole device."""
@@ -104,21 +107,25 @@ class SharedDevices:
     def slowest(self, replica_ids: Iterable[ReplicaId]) -> float:
         return min([self._rates.get(replica_id, 1.0) for replica_id in replica_ids], default=1.0)
 
-    def hold(self, replica_id: ReplicaId, device_id: DeviceId, share: Share, demand: float = 0.0) -> None:
-        """A replica takes its share of a device; at first it uses `demand` of the device."""
-        self._place[replica_id] = device_id
-        self._on.setdefault(device_id, {})[replica_id] = TenantDemand(share, demand)
-        self._divide(device_id, replica_id)
+    def hold(self, replica_id: ReplicaId, device_ids: tuple[DeviceId, ...], share: Share, demand: float = 0.0) -> None:
+        """A replica takes its share of each of these devices; at first it uses `demand` of each."""
+        self._places[replica_id] = device_ids
+        for device_id in device_ids:
+            self._on.setdefault(device_id, {})[replica_id] = TenantDemand(share, demand)
+        for device_id in device_ids:
+            self._divide(device_id, replica_id)
 
     def release(self, replica_id: ReplicaId) -> None:
-        device_id = self._place.pop(replica_id, None)
-        if device_id is None:
+        places = self._places.pop(replica_id, None)
+        if places is None:
             return
-        del self._on[device_id][replica_id]
         del self._rates[replica_id]
-        self._divide(device_id, replica_id)
-        if not self._on[device_id]:
-            del self._on[device_id]
+        self._parts.pop(replica_id, None)
+        for device_id in places:
+            del self._on[device_id][replica_id]
+            self._divide(device_id, replica_id)
+            if not self._on[device_id]:
+                del self._on[device_id]
 
     def set_share(self, replica_id: ReplicaId, share: Share) -> None:
         """Give a replica another share of its device; an unknown replica changes nothing."""
@@ -129,23 +136,27 @@ class SharedDevices:
             self._set(replica_id, demand=demand)
 
     def _set(self, replica_id: ReplicaId, *, share: Share | None = None, demand: float | None = None) -> None:
-        device_id = self._place.get(replica_id)
-        if device_id is None:
-            return
-        known = self._on[device_id][replica_id]
-        tenant = TenantDemand(share or known.share, known.demand if demand is None else demand)
-        if tenant != known:
-            self._on[device_id][replica_id] = tenant
-            self._divide(device_id, None if share is not None else replica_id)
+        for device_id in self._places.get(replica_id, ()):
+            known = self._on[device_id][replica_id]
+            tenant = TenantDemand(share or known.share, known.demand if demand is None else demand)
+            if tenant != known:
+                self._on[device_id][replica_id] = tenant
+                self._divide(device_id, None if share is not None else replica_id)
 
     def _divide(self, device_id: DeviceId, cause: ReplicaId | None) -> None:
         """Divide the device anew, and call `changed` for the tenants whose rate changes."""
         tenants = self._on[device_id]
         affected: list[ReplicaId] = []
-        for replica_id, rate in zip(tenants, divide(tuple(tenants.values())), strict=True):
+        for replica_id, part in zip(tenants, divide(tuple(tenants.values())), strict=True):
+            rate = part if len(self._places[replica_id]) == 1 else self._slowest_part(replica_id, device_id, part)
             if self._rates.get(replica_id) != rate:
                 self._rates[replica_id] = rate
                 if replica_id != cause:
                     affected.append(replica_id)
         for replica_id in affected:
             self._changed(replica_id)
+
+    def _slowest_part(self, replica_id: ReplicaId, device_id: DeviceId, part: float) -> float:
+        parts = self._parts.setdefault(replica_id, {})
+        parts[device_id] = part
+        return min(parts.values())

@@ -72,5 +72,13 @@ def test_a_part_that_a_promise_has_is_not_guaranteed_to_another() -> None:
     assert (answer.most, answer.jobs) == (0, ("fit",))
 
 
+def test_a_replica_that_would_have_some_of_its_parts_is_not_guaranteed() -> None:
+    """Half of two replicas is as many devices as one has: what is asked about is each part."""
+    snapshot = with_job(3000.0, num_devices=4, share=make_share(0.8, 0.8))
+    wide = replace(service(make_share(0.3, 0.3)), devices_each=2)
+    answer = ask_minimum(snapshot, make_live_policy("springtide"), wide, 2, 0)
+    assert (answer.most, answer.jobs) == (1, ("fit",))
+
+
 def test_a_policy_without_promises_is_in_nobodys_way() -> None:
     assert ask_minimum(with_job(600.0), make_live_policy("elastic"), service(), 1, 0).most == 1

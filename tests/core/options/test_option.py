@@ -53,8 +53,8 @@ def test_the_faces_that_lack_an_option_of_a_job_are_these():
 
 def test_the_faces_that_lack_an_option_of_a_service_are_these():
     assert without(SERVICE_OPTIONS, "python") == {"max_queue", "grace"}
-    assert without(SERVICE_OPTIONS, "cli") == {"max_queue", "grace", "gpu", "batch_wait"}
-    assert without(SERVICE_OPTIONS, "rest") == {"name", "gpu"}
+    assert without(SERVICE_OPTIONS, "cli") == {"max_queue", "grace", "batch_wait"}
+    assert without(SERVICE_OPTIONS, "rest") == {"name"}
     assert without(SERVICE_OPTIONS, "object") == {"name", "gpu", "secrets", "python"}
 
 

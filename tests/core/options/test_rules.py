@@ -27,7 +27,7 @@ from springtide.core.options.rules import (
 from springtide.core.options.words import JOB_WORDS
 from springtide.service.submission.function_checks import check_functions
 from springtide.service.submission.option_models import checked_values
-from springtide.service.submission.schemas import JobIn, check_job, parse_body
+from springtide.service.submission.schemas import JobIn, ServiceIn, check_job, check_service, parse_body
 
 NOON = datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
 FILES = {"train.py": "def fit(ctx):\n    pass\n"}
@@ -253,10 +253,11 @@ BROKEN: dict[Rule, dict[str, tuple[Given, str]]] = {
             "run it on the cluster",
         ),
     },
-    rules.workers_hold_whole_devices: {
+    rules.workers_hold_several_devices: {
         "python": (
-            {"gpu": 2, "share": 0.5},
-            "gpu 2 is of whole devices, and share is a part of one; leave one of them out",
+            {"gpu": 2, "share": "auto"},
+            "gpu 2 is of several devices, and share auto is what a profile on one device says; name the share, like "
+            "share=(0.3, 0.6) (--share 0.3..0.6)",
         ),
         "rest": (
             {"devices_each": 3},
@@ -264,8 +265,8 @@ BROKEN: dict[Rule, dict[str, tuple[Given, str]]] = {
             "options.share 0.3",
         ),
         "object": (
-            {"gpu": 6},
-            "spec.gpu is 6: a worker holds 1, 2, 4 or 8 whole devices of one node; a part of one device is share: 0.3",
+            {"gpu": 2, "share": "0.5"},
+            "in pods a worker or replica holds a share of one device, or whole ones; ...",
         ),
     },
     rules.functions_hold_no_devices: {
@@ -352,7 +353,8 @@ BROKEN: dict[Rule, dict[str, tuple[Given, str]]] = {
 
 
 def test_every_rule_is_broken_here_on_every_face_that_can_say_it() -> None:
-    assert set(BROKEN) == {*JOB_RULES, *PLACE_RULES, *FILLED_RULES, *SUBMISSION_RULES, *SERVICE_RULES}
+    of_services = {rules.replicas_hold_parts_of_several}
+    assert set(BROKEN) | of_services == {*JOB_RULES, *PLACE_RULES, *FILLED_RULES, *SUBMISSION_RULES, *SERVICE_RULES}
 
 
 @pytest.mark.parametrize(
@@ -478,3 +480,23 @@ def test_a_services_memory_is_of_a_share_on_both_faces() -> None:
     ServeOptions(memory="4GB", gpu=0.3)
     ServeOptions(memory="4GB", share="auto")
     check_service_spec({"deviceMemory": "4GB", "share": "0.3"})
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            {"devices_each": 2},
+            "options.devices_each 2 is more than one device, of each of which a replica holds a share",
+        ),
+        (
+            {"devices_each": 3, "share": {"request": 0.5}},
+            "options.devices_each is 3: a replica holds its share of 1, 2, ",
+        ),
+    ],
+)
+def test_a_replica_on_several_devices_holds_a_share_of_each(options: dict[str, Any], told: str) -> None:
+    source = {"filename": "a.py", "text": "class A: ...", "object_name": "A", "kind": "class"}
+    with pytest.raises(InvalidRequest) as refused:
+        check_service(ServiceIn.model_validate({"source": source, "options": options}))
+    assert str(refused.value).startswith(told)

@@ -70,6 +70,26 @@ def test_what_is_written_is_read(path: Path) -> None:
     writer.close()
 
 
+def test_what_has_ended_is_told_once_on_each_device(path: Path) -> None:
+    clock = Ticking()
+    writer, reader = SlotWriter(str(path), 3, clock), SlotReader(path)
+    for on in ("n/0", "n/1"):
+        assert reader.read(3, on) is not None
+    writer.begin(4)
+    clock.now_s += 0.25
+    writer.end()
+    for on in ("n/0", "n/1"):
+        assert reader.has_changed(3, on)
+        seen = reader.read(3, on)
+        assert seen is not None
+        assert seen.finished == (EndedIteration(4, 0.25),)
+        assert not reader.has_changed(3, on)
+    reader.forget(3)
+    assert reader.has_changed(3, "n/0")
+    reader.close()
+    writer.close()
+
+
 def test_only_the_last_iterations_are_kept_and_in_order(path: Path) -> None:
     clock = Ticking()
     writer, reader = SlotWriter(str(path), 0, clock), SlotReader(path)

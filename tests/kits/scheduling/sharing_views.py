@@ -14,7 +14,14 @@ SOURCE = Entrypoint(source_path="job.py", object_name="fit")
 
 def service(name, share=None, *, wanted=1, ready=0, **options):
     return ServiceView(
-        service=InferenceService(service_id=name, name=name, entrypoint=SOURCE, max_replicas=4, share=share),
+        service=InferenceService(
+            service_id=name,
+            name=name,
+            entrypoint=SOURCE,
+            max_replicas=4,
+            share=share,
+            devices_each=options.get("devices_each", 1),
+        ),
         min_replicas=options.get("min_replicas", 0),
         max_replicas=4,
         num_ready=ready,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from kits.service.api_fixtures import service_body
 from kits.service.platform_double import PlatformDouble
 from springtide.control.records import ServiceRecord, ServiceState
-from springtide.core.errors import InvalidRequest
+from springtide.core.errors import Conflict, InvalidRequest
 from springtide.core.events import JobSubmitted
 from springtide.core.resources import make_node
 from springtide.core.shares import Share
@@ -161,3 +161,18 @@ def test_a_minimum_that_a_promised_deadline_leaves_no_device_for(tmp_path, share
     with pytest.raises(InvalidRequest, match="the deadline promised to 'fit' needs the devices"):
         submissions.scale("reader", ScaleIn(minimum=1, maximum=2))
     assert len(platform.view().jobs["fit"].replicas) == 2
+
+
+def test_a_minimum_counts_every_part_of_its_replicas():
+    nodes = (make_node("n", 3), make_node("m", 2))
+    view = SimpleNamespace(nodes=nodes, services={})
+    half = Share(request=0.5, limit=0.6)
+    check_guarantee(view, "wide", 2, half, 2)
+    # Five devices, but room for two replicas: each is on one node.
+    with pytest.raises(Conflict, match=r"3 replicas of 0\.5 of each of 2 devices of one node each.* at most 2"):
+        check_guarantee(view, "wide", 3, half, 2)
+    known = platform(num_devices=5, echo=2).services["echo"]
+    wide = replace(known, service=replace(known.service, share=half, devices_each=2))
+    # Its two replicas are on four different devices.
+    with pytest.raises(Conflict, match=r"others are guaranteed 2 \(echo 2\); ask for a minimum of at most 1"):
+        check_guarantee(SimpleNamespace(nodes=nodes, services={"echo": wide}), "whole", 4)

@@ -12,14 +12,14 @@ from prometheus_client import CollectorRegistry
 
 from kits.service.api_fixtures import HEADERS, job_body, service_body
 from kits.service.platform_double import PlatformDouble
-from springtide.core.errors import InvalidRequest
+from springtide.core.errors import Conflict, InvalidRequest
 from springtide.core.events import ReplicaReady
 from springtide.core.resources import Device, make_node
 from springtide.core.shares import Share
 from springtide.core.status.shares import SharingStatus, TenantStatus
 from springtide.service.api.application import build_api
 from springtide.service.submission.schemas import JobIn
-from springtide.service.submission.shares import check_devices, check_share, share_of
+from springtide.service.submission.shares import check_devices, check_parts, check_share, share_of
 
 HELD = {"request": 0.3, "limit": 0.6, "memory_mb": 0}
 ENFORCED = "CPU time is given out by cgroups, 5 ms at a time"
@@ -113,6 +113,33 @@ def test_what_is_no_share(client, share, sentence):
     ):
         assert answer.status_code == 422
         assert sentence in answer.json()["error"]["message"]
+
+
+def test_a_service_on_parts_of_several_devices_says_so_and_keeps_its_width(client, platform):
+    share = {"request": 0.3, "limit": 0.6}
+    body = service_body(options__share=share, options__devices_each=2)
+    deployed = client.put("/v1/services/wide", json=body).json()
+    assert (deployed["share"], deployed["devices_each"]) == (HELD, 2)
+    assert platform.current.services["wide"].service.devices_each == 2
+    for narrow in (share, None):
+        answer = client.put("/v1/services/wide", json=service_body(options__share=narrow))
+        assert answer.status_code == 409
+        assert "cannot change while it is deployed" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [
+        ((make_node("n", 3),), "the largest node here has 3; ask for at most 2,"),
+        ((make_node("n", 4, pool="inference"),), "on nodes with pools"),
+    ],
+)
+def test_parts_of_several_devices_that_no_node_here_can_give_are_refused(nodes, told):
+    with pytest.raises(Conflict, match=told):
+        check_parts(SimpleNamespace(nodes=nodes), "wide", 4, None, has_pods=False)
+    with pytest.raises(InvalidRequest, match="in pods a worker or replica holds a share of one device"):
+        check_parts(SimpleNamespace(nodes=nodes), "wide", 4, None, has_pods=True)
+    check_parts(SimpleNamespace(nodes=nodes), "small", 1, None, has_pods=True)
 
 
 def test_workers_of_one_job_never_sit_on_one_device(client):

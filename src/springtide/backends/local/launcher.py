@@ -224,7 +224,7 @@ class WorkerLauncher:
         index, num_devices = self._numbers.get(action.device_id, 0), len(action.device_ids)
         kind = self._kinds.get(action.device_id, "cpu")
         # A share of a CPU device is at most one core: more threads would only exhaust it sooner and wait longer.
-        num_threads = self._num_threads * num_devices if action.share is None or kind == "gpu" else 1
+        num_threads = num_devices * (self._num_threads if action.share is None or kind == "gpu" else 1)
         environment = {"OMP_NUM_THREADS": str(num_threads)}
         if kind == "gpu":
             # The worker sees only its own devices, which are numbered from 0 in its world.

@@ -28,7 +28,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class SharerEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One process that holds a share: its slot in the slots' file, and whether its latency matters (a service's)."""
+    """One process that holds a share: its slot in the slots' file, and whether its latency matters (a service's).
+
+    One on several devices has an entry for each.
+    """
 
     workload_id: WorkloadId
     replica_id: ReplicaId

@@ -19,6 +19,7 @@ from springtide.cli.loading import find_service, split_target
 from springtide.cli.session import Session, common_options
 from springtide.cli.tables.shares import held_line
 from springtide.client.functions import ServeFunction, deploy_service
+from springtide.client.shares import devices_asked
 from springtide.core.options.services import SERVICE_OPTIONS
 from springtide.core.status.platform import ServiceStatus
 from springtide.core.workload import DEFAULT_GRACE_S
@@ -45,7 +46,7 @@ def deploy(session: Session, /, target: str, **options: Any) -> None:
     served = find_service(imported(path, folder), path, object_name)
     check_cluster_options(options, options["place"])
     given = given_keywords(SERVICE_OPTIONS, "deploy", options)
-    if "share" in given:
+    if "share" in given and "gpu" not in given and devices_asked(served.options.values["gpu"]) == 1:
         # The flag replaces the file's share, also if that is written as `gpu`.
         given["gpu"] = 1.0
     asked = served.options.override(given)
@@ -98,7 +99,7 @@ def _deployed_text(service: ServiceStatus, served: ServeFunction[Any], token_pat
     scale = f"{service.min_replicas}..{service.max_replicas}"
     return (
         f"{service.name}  {service.url}  revision {service.revision}  scale {scale}{sleeping}\n"
-        f"{held_line(service.share, service.enforced)}"
+        f"{held_line(service.share, service.enforced, service.devices_each)}"
         f'  curl -s {service.url} -H "Authorization: Bearer $(cat {token})" -d {body}\n'
         "  (its values are made up from the type hints of predict: put yours in)"
     )

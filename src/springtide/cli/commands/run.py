@@ -85,7 +85,10 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
         tell_refusal(session, job, asked, profile if takes_layers(asked) else None)
         raise click.exceptions.Exit(1)
     if options["detach"]:
-        told = (held_line(job.share, job.enforced).rstrip("\n"), job.place_reason and f"  {job.place_reason}")
+        told = (
+            held_line(job.share, job.enforced, job.devices_each).rstrip("\n"),
+            job.place_reason and f"  {job.place_reason}",
+        )
         session.answer(job, "\n".join([f"{job.job_id} submitted", *filter(None, told)]), _reattach(job.job_id))
         return
     if job.place_reason:

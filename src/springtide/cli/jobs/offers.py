@@ -77,7 +77,7 @@ def quote_text(quote: Quote) -> str:
         parts += [f"  {quote.place_reason}"] if quote.place_reason else []
     parts += [f"  because {line}" for line in quote.evidence]
     if quote.share is not None:
-        parts.append(held_line(quote.share, quote.enforced).rstrip("\n"))
+        parts.append(held_line(quote.share, quote.enforced, quote.devices_each).rstrip("\n"))
     if quote.search is not None and quote.verdict == "accepted":
         parts.append(f"  the search: {search_quote_text(quote.search)}")
     if quote.on and quote.bill is not None:

@@ -16,9 +16,10 @@ BAR_WIDTH = 24
 LEGEND = "one bar is one device: █ used  ▒ granted, not used  · up to the limit  │ request"
 
 
-def share_words(share: Share) -> str:
+def share_words(share: Share, devices_each: int = 1) -> str:
     """Like 0.3 of a device each, up to 0.6, with 4000 MB of its memory."""
-    words = f"{share.request:g} of a device each"
+    of = "a device each" if devices_each == 1 else f"each of {devices_each} devices of one node"
+    words = f"{share.request:g} of {of}"
     if share.limit > share.request:
         words += f", up to {share.limit:g} where it is free"
     return words + (f", with {share.memory_mb} MB of its memory" if share.memory_mb else "")
@@ -29,18 +30,18 @@ def share_range(share: Share | None) -> str:
     return "whole" if share is None else f"{share.request:g}..{share.limit:g}"
 
 
-def held_line(share: Share | None, enforced: str) -> str:
+def held_line(share: Share | None, enforced: str, devices_each: int = 1) -> str:
     """An indented line with the share and what enforces it; empty for whole devices."""
     if share is None:
         return ""
-    return f"  holds {share_words(share)}\n" + (f"  enforced: {enforced}\n" if enforced else "")
+    return f"  holds {share_words(share, devices_each)}\n" + (f"  enforced: {enforced}\n" if enforced else "")
 
 
 def share_pairs(status: JobStatus | ServiceStatus) -> list[tuple[str, str]]:
     """The rows about the share in the details of a job or service; none for whole devices."""
     if status.share is None:
         return []
-    return [("share", share_words(status.share)), ("enforced", status.enforced)]
+    return [("share", share_words(status.share, status.devices_each)), ("enforced", status.enforced)]
 
 
 def scaling_pairs(service: ServiceStatus) -> list[tuple[str, str]]:

@@ -55,7 +55,7 @@ def _sharers_in_the_way(
 ) -> frozenset[WorkloadId]:
     """The promised jobs that hold the devices, if sharing replicas find no place and no other job could make room."""
     given = plan.allocations.get(service.service_id)
-    if service.share is None or (given is not None and given.num_devices >= minimum):
+    if service.share is None or (given is not None and given.num_devices >= minimum * service.devices_each):
         return frozenset()
     promised = {view.job.job_id for view in snapshot.jobs if view.promise.admitted_at_s is not None}
     holders = frozenset(view.job.job_id for view in snapshot.jobs if view.job.job_id in plan.allocations)

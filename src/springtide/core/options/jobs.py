@@ -346,9 +346,16 @@ JOB_OPTIONS: Final[Table] = (
         name="gpu",
         kind=DeviceCount(1, DEVICES_EACH[-1], 2),
         default=1,
-        flags={"run": FlagText("--gpu N", "Whole devices of one node that each worker holds: 1, 2, 4 or 8.")},
+        flags={
+            "run": FlagText(
+                "--gpu N",
+                "Devices of one node that each worker holds, with --share that of each: 1, 2, 4 or 8.",
+            )
+        },
         rest=RestField(
-            "devices_each", "whole devices of one node that each worker holds: 1, 2, 4 or 8", copied_to="workload"
+            "devices_each",
+            "devices of one node that each worker holds: 1, 2, 4 or 8; whole ones, or `share` of each",
+            copied_to="workload",
         ),
         object=ObjectField("gpu", "Whole devices of one node that each worker holds: 1, 2, 4 or 8."),
     ),

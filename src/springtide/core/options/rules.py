@@ -37,6 +37,10 @@ NO_PYTHON_IN_PODS: Final = (
     "python names an interpreter of the platform's machine; on Kubernetes the interpreter is that of the image: build "
     "one with it (FROM the platform's) and name it, with --image or container.image; requirements are possible there"
 )
+NO_PARTS_IN_PODS: Final = (
+    "in pods a worker or replica holds a share of one device, or whole ones; leave gpu or share out, or use a platform "
+    "of one machine (springtide up)"
+)
 _DEFAULT_BATCH: Final = (32, 32)
 _OF_ENVIRONMENTS: Final = ("env", "secrets", "requirements", "python")
 
@@ -183,16 +187,15 @@ def functions_share_no_device(values: Values, words: FaceWords) -> str | None:
     )
 
 
-def workers_hold_whole_devices(values: Values, words: FaceWords) -> str | None:
-    """A worker holds several whole devices, or a part of one."""
+def workers_hold_several_devices(values: Values, words: FaceWords) -> str | None:
+    """A worker holds one device, several whole ones, or a part of each; in pods a part of one."""
     each = values.get("gpu") or 1
     if each not in DEVICES_EACH:
         share = words.written("share", 0.3)
         return not_whole_devices(f"{words.name('gpu')} is {each}", share)
-    if each > 1 and values.get("share") is not None:
-        gpu, share = words.name("gpu"), words.name("share")
-        return f"{gpu} {each} is of whole devices, and {share} is a part of one; leave one of them out"
-    return None
+    if each > 1 and values.get("share") is not None and words.face == "object":
+        return NO_PARTS_IN_PODS
+    return _profile_is_of_one(each, values, words)
 
 
 def functions_hold_no_devices(values: Values, words: FaceWords) -> str | None:
@@ -297,6 +300,22 @@ def memory_is_of_a_share(values: Values, words: FaceWords) -> str | None:
     )
 
 
+def replicas_hold_parts_of_several(values: Values, words: FaceWords) -> str | None:
+    """A replica holds one device, or the same part of each of several."""
+    each, share = values.get("gpu") or 1, values.get("share")
+    if each == 1:
+        return None
+    gpu, written = words.name("gpu"), words.written("share", (0.3, 0.6))
+    if each not in DEVICES_EACH:
+        return f"{gpu} is {each}: a replica holds its share of 1, 2, 4 or 8 devices of one node"
+    if share is None:
+        return (
+            f"{gpu} {each} is more than one device, of each of which a replica holds a share: add it, like {written}; "
+            f"or leave {gpu} out"
+        )
+    return _profile_is_of_one(each, values, words)
+
+
 # What can never be, wherever the job runs: checked as soon as options are given.
 JOB_RULES: Final[tuple[Rule, ...]] = (
     first_batch_within_bounds,
@@ -308,7 +327,7 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
     one_goal,
     schedule_ends_before_the_job,
     memory_is_of_a_share,
-    workers_hold_whole_devices,
+    workers_hold_several_devices,
     each_variable_once,
 )
 # What depends on where a job is to run: checked when it is submitted, for a declared job may still be sent elsewhere.
@@ -327,7 +346,7 @@ FILLED_RULES: Final[tuple[Rule, ...]] = (
 )
 # Beside these, of what is submitted and not only asked about.
 SUBMISSION_RULES: Final[tuple[Rule, ...]] = (profile_is_for_functions,)
-SERVICE_RULES: Final[tuple[Rule, ...]] = (memory_is_of_a_share, each_variable_once)
+SERVICE_RULES: Final[tuple[Rule, ...]] = (memory_is_of_a_share, replicas_hold_parts_of_several, each_variable_once)
 
 
 def _batch(values: Values) -> tuple[int, int]:
@@ -337,3 +356,12 @@ def _batch(values: Values) -> tuple[int, int]:
 
 def _on_functions(values: Values) -> bool:
     return values.get("on") == "functions"
+
+
+def _profile_is_of_one(each: int, values: Values, words: FaceWords) -> str | None:
+    if each == 1 or values.get("share") != "auto":
+        return None
+    return (
+        f"{words.name('gpu')} {each} is of several devices, and {words.name('share')} auto is what a profile on one "
+        f"device says; name the share, like {words.written('share', (0.3, 0.6))}"
+    )

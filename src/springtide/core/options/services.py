@@ -8,6 +8,7 @@ from springtide.core.options.environment import ENVIRONMENT_OPTIONS
 from springtide.core.options.kinds import (
     Count,
     CountRange,
+    DeviceCount,
     Document,
     Duration,
     Fractions,
@@ -18,9 +19,10 @@ from springtide.core.options.kinds import (
     Size,
 )
 from springtide.core.options.option import FlagText, ObjectField, Option, RestField, Table
-from springtide.core.workload import DEFAULT_GRACE_S, MAX_VIRTUAL_SHARDS
+from springtide.core.workload import DEFAULT_GRACE_S, DEVICES_EACH, MAX_VIRTUAL_SHARDS
 
 DEFAULT_MAX_BATCH: Final = 8
+_EACH: Final = DeviceCount(1, DEVICES_EACH[-1], 2)
 
 SERVICE_OPTIONS: Final[Table] = (
     # In a request and in an object the name is that of the service itself.
@@ -78,8 +80,26 @@ SERVICE_OPTIONS: Final[Table] = (
         rest=RestField("max_queue", copied_to="workload"),
         object=ObjectField("maxQueue", "Requests that may wait.", shows_default=True),
     ),
-    # The short form of `share`.
-    Option(name="gpu", kind=Fractions(), default=1.0),
+    # Below 1 it is the short form of `share`; above, on how many devices each replica holds its share.
+    Option(
+        name="gpu",
+        kind=Fractions(),
+        default=1.0,
+        flags={
+            "deploy": FlagText(
+                "--gpu N", "With --share: of how many devices of one node each replica holds it: 1, 2, 4 or 8.", _EACH
+            )
+        },
+        parts=(
+            RestField(
+                "devices_each",
+                "with share: of how many devices of one node each replica holds it: 1, 2, 4 or 8",
+                kind=_EACH,
+                default=1,
+                copied_to="workload",
+            ),
+        ),
+    ),
     Option(
         name="share",
         kind=Fractions(),

@@ -159,7 +159,8 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     `capacity_per_s` is what one replica answers within the objective, `wanted_replicas` how many the co-scaler wants
     by it. `cold_start_s` is what the newest start was made of: seconds by phase (`schedule`, `spawn`, `import`, `load`
     of the replica, and `first_answer`, from ready to the first answer that went out). `rolled_back` says which version
-    was given up for the one before it, and why; `old_revision` which one answers until `revision` is ready.
+    was given up for the one before it, and why; `old_revision` which one answers until `revision` is ready. Each
+    replica holds `share` of `devices_each` devices.
     """
 
     service_id: str
@@ -194,6 +195,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     packages: tuple[str, ...] = ()
     python: str = ""
     folder: str = ""
+    devices_each: int = 1
 
 
 class DeviceHolder(msgspec.Struct, frozen=True, kw_only=True):

@@ -105,7 +105,7 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     machines), `bill` is then that of the chosen option, and `elsewhere` what the job would meet at other places.
     `place_reason` says why it is for this place where that was left to the platform (`auto`).
     `search` is set where its workers and memory would be searched for while it runs. `share` is what each of its
-    workers would hold of a device (None: the whole), `enforced` what would enforce that.
+    workers would hold of each of `devices_each` devices (None: the whole), `enforced` what would enforce that.
     """
 
     verdict: Verdict
@@ -137,3 +137,4 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     search: SearchQuote | None = None
     share: Share | None = None
     enforced: str = ""
+    devices_each: int = 1

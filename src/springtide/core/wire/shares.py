@@ -179,17 +179,18 @@ class SlotReader:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise BackendError(f"cannot open the share slots {path}: {error.strerror}") from error
-        self._seen: dict[int, tuple[bytes, SlotReading]] = {}
+        self._seen: dict[tuple[int, str], tuple[bytes, SlotReading]] = {}
 
-    def read(self, slot: int) -> SlotReading | None:
+    def read(self, slot: int, on: str = "") -> SlotReading | None:
         """Return the slot's present content; None while it is being written, or if there is no such slot.
 
-        `finished` holds the iterations that ended since the last `read` of the slot that did not return None.
+        `finished` holds the iterations that ended since the last `read` of the slot that did not return None. A worker
+        on several devices has one slot, which is read for each: `on` names the device.
         """
         if not 0 <= slot < NUM_SLOTS:
             return None
         offset = _HEADER_BYTES + slot * SLOT_BYTES
-        seen = self._seen.get(slot)
+        seen = self._seen.get((slot, on))
         for _ in range(_MAX_READS):
             first = self._pread(offset)
             if len(first) < SLOT_BYTES:
@@ -198,18 +199,18 @@ class SlotReader:
                 return seen[1]
             # The sequence is odd during a write, and the two reads differ if there was one in between.
             if not first[0] & 1 and self._pread(offset) == first:
-                return self._take(slot, first, None if seen is None else seen[1])
+                return self._take((slot, on), first, None if seen is None else seen[1])
         return None
 
-    def has_changed(self, slot: int) -> bool:
+    def has_changed(self, slot: int, on: str = "") -> bool:
         """Whether a slot was written since `read` last returned its content. Cheaper than `read`."""
-        seen = self._seen.get(slot)
+        seen = self._seen.get((slot, on))
         head = os.pread(self._descriptor, _HEAD.size, _HEADER_BYTES + slot * SLOT_BYTES)
         return seen is None or seen[0][: _HEAD.size] != head
 
     def forget(self, slot: int) -> None:
         """Drop what is known of a slot that another worker uses from now on."""
-        self._seen.pop(slot, None)
+        self._seen = {key: seen for key, seen in self._seen.items() if key[0] != slot}
 
     def is_of(self, path: Path) -> bool:
         """Whether the open file is the one at `path`, which may have been replaced."""
@@ -228,7 +229,7 @@ class SlotReader:
         except OSError:
             return b""
 
-    def _take(self, slot: int, data: bytes, before: SlotReading | None) -> SlotReading:
+    def _take(self, key: tuple[int, str], data: bytes, before: SlotReading | None) -> SlotReading:
         _, begun, ended, started_s, batch_size, num_queued, _, _ = _HEAD.unpack_from(data)
         begun, ended = min(begun, _MAX_COUNT), min(ended, _MAX_COUNT)
         is_running = math.isfinite(started_s) and 0.0 < started_s < MAX_ITERATION_S * 1e6
@@ -242,7 +243,7 @@ class SlotReader:
             num_queued=min(num_queued, MAX_QUEUED),
         )
         # Kept without `finished`, so that iterations are not reported again when the same bytes are read once more.
-        self._seen[slot] = (data, reading)
+        self._seen[key] = (data, reading)
         if not num_fresh:
             return reading
         finished = tuple(_entries(data, ended, num_fresh))

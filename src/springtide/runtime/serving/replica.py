@@ -285,7 +285,11 @@ def _serve(spec: WorkerSpec, link: ControlLink, stop: _Stopping, server: Replica
         stop.attach(server)
         link.update(is_ready=True, address=server.address)
         phases_s = link.phases.ended("load")
-        link.send(Ready(address=server.address, phases_s=phases_s, device_seen=device_seen(spec.device_kind)))
+        link.send(
+            Ready(
+                address=server.address, phases_s=phases_s, device_seen=device_seen(spec.device_kind, spec.num_devices)
+            )
+        )
         server.run()
         seq = link.send(Left(generation=spec.generation))
         link.wait_acknowledged(seq, min(_ACKNOWLEDGE_S, stop.left_s()))

@@ -102,6 +102,7 @@ class RoomFitter:
 
 def _shown_service(view: ServiceView, caps: Mapping[WorkloadId, int]) -> ServiceView:
     cap = caps.get(view.service.service_id)
+    cap = None if cap is None else cap // view.service.devices_each
     if cap is None or cap >= view.max_replicas:
         return view
     return replace(view, max_replicas=max(1, cap), min_replicas=min(view.min_replicas, max(1, cap)))
@@ -435,8 +436,8 @@ def _claimants(snapshot: Snapshot) -> Iterable[Claimant]:
         yield Claimant(
             workload_id=service.service_id,
             is_job=False,
-            demand=demand_of(service.container, service.share),
-            least=1,
+            demand=demand_of(service.container, service.share, service.devices_each),
+            least=service.devices_each,
             is_promised=False,
             avoided=_active(served.refusals, snapshot.now_s),
         )

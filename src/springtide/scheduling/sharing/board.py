@@ -21,6 +21,9 @@ from springtide.scheduling.sharing.packing import Packer, PlacementRequest
 
 # Devices of the inner policy that a sharer gets as soon as they are free, each with that sharer.
 Claims = Mapping[DeviceId, WorkloadId]
+Worker = tuple[DeviceId, ...]
+# On so many nodes others are asked to make room for the devices of one worker, at most.
+MOST_NODES = 16
 # How far a claim goes: to workers beyond the least of a job, to best effort that can be resized, to all best effort.
 Reach = Literal["workers", "elastic", "all"]
 
@@ -65,11 +68,12 @@ class ShareBoard:
 
     # --- places -----------------------------------------------------------------------------------------------------
 
-    def put(self, who: WorkloadId, family: str, devices: Sequence[DeviceId]) -> None:
+    def put(self, who: WorkloadId, family: str, devices: Sequence[DeviceId], each: int = 1) -> None:
         """Enter a sharer on those of these devices that have room: a share that was made larger may not fit any more,
-        and then the workload moves."""
+        and then the workload moves. Of a worker or replica on `each` devices all or none have room."""
         demand = demand_of(self.share[who])
-        self.hold(who, family, [device_id for device_id in devices if self.ledger.has_room(device_id, demand)])
+        parts = [part for part in in_parts(devices, each) if all(self.ledger.has_room(at, demand) for at in part)]
+        self.hold(who, family, [device_id for part in parts for device_id in part])
 
     def hold(self, who: WorkloadId, family: str, devices: Sequence[DeviceId]) -> None:
         """Enter a sharer on exactly these devices, which have room."""
@@ -83,15 +87,16 @@ class ShareBoard:
         """Enter a job on exactly these devices, which have room."""
         self.hold(view.job.job_id, view.job.family or view.job.name, devices)
 
-    def request(self, view: JobView, *, avoid: frozenset[DeviceId], count: int = 1) -> PlacementRequest:
-        """Devices for `count` workers of a job, on any nodes."""
+    def request(self, view: JobView, *, avoid: frozenset[DeviceId]) -> PlacementRequest:
+        """The devices of one worker of a job. One on several is put where no device of a worker that is there is: it
+        could not start before that one has left."""
+        each, held = view.job.devices_each, self._snapshot.allocations.get(view.job.job_id)
         return PlacementRequest(
             workload_id=view.job.job_id,
             family=view.job.family or view.job.name,
             share=self.share[view.job.job_id],
-            num_devices=count,
-            same_node=False,
-            avoid=avoid,
+            num_devices=each,
+            avoid=avoid if each == 1 or held is None else avoid.union(held.device_ids),
         )
 
     def find_place(self, request: PlacementRequest, *, may_open: bool = True) -> tuple[DeviceId, ...] | None:
@@ -105,22 +110,51 @@ class ShareBoard:
                 found = self._packer.choose(self.ledger, request)
         return found
 
+    def find_workers(self, request: PlacementRequest, count: int, *, may_open: bool) -> tuple[DeviceId, ...] | None:
+        """So many devices in workers of `request.num_devices`, each of one node."""
+        mine = tuple[DeviceId, ...]()
+        while len(mine) < count:
+            found = self.find_place(replace(request, avoid=request.avoid.union(mine)), may_open=may_open)
+            if found is None:
+                return None
+            mine += found
+        return mine
+
     # --- room that others make --------------------------------------------------------------------------------------
 
     def take(
         self, request: PlacementRequest, count: int, reach: Reach, *, may_open: bool
     ) -> tuple[DeviceId, ...] | None:
-        """So many devices, some of which others make room on; None, and nothing is changed, if there are too few."""
+        """So many devices, as workers or replicas of `request.num_devices` on one node, some of which others make room
+        on; None, and nothing is changed, if there are too few."""
         num_undo, mine = len(self._undo), tuple[DeviceId, ...]()
         while len(mine) < count:
-            one = replace(request, num_devices=1, avoid=request.avoid.union(mine))
-            found = self.find_place(one, may_open=may_open) or self.make_room(one, reach, may_open=may_open)
+            one = replace(request, avoid=request.avoid.union(mine))
+            found = self.find_place(one, may_open=may_open)
+            if found is None:
+                make = self.make_room if one.num_devices == 1 else self._make_room_on_node
+                found = make(one, reach, may_open=may_open)
             if found is None:
                 while len(self._undo) > num_undo:
                     self._undo.pop()()
                 return None
             mine += found
         return mine
+
+    def _make_room_on_node(
+        self, request: PlacementRequest, reach: Reach, *, may_open: bool
+    ) -> tuple[DeviceId, ...] | None:
+        """The devices of one worker or replica, on the first node that can have so many: of those on which the fewest
+        others have to make room."""
+        ids, rooms = self.ledger.device_ids, request.room(self.ledger)
+        wide = [node for node in self.ledger.nodes if len(node) >= request.num_devices]
+        for node in sorted(wide, key=lambda node: (-int(rooms[node].sum()), node.start))[:MOST_NODES]:
+            others = frozenset((*ids[: node.start], *ids[node.stop :]))
+            on_node = replace(request, num_devices=1, avoid=request.avoid | others)
+            found = self.take(on_node, request.num_devices, reach, may_open=may_open)
+            if found is not None:
+                return found
+        return None
 
     def make_room(self, request: PlacementRequest, reach: Reach, *, may_open: bool) -> tuple[DeviceId, ...] | None:
         """A device on which weaker work makes room: a worker of a job with a share that it can do without, a device of
@@ -131,28 +165,32 @@ class ShareBoard:
         return found
 
     def _shrink(self, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
-        """The device of a worker that an elastic job has beyond its least, of the job that loses the fewest seconds."""
+        """A device of a worker that an elastic job has beyond its least, of the job that loses the fewest seconds."""
         now_s, overheads, demand = self._snapshot.now_s, self._snapshot.overheads, demand_of(request.share)
-        best: tuple[float, JobView, DeviceId] | None = None
+        best: tuple[float, JobView, DeviceId, list[DeviceId]] | None = None
         for view in reversed(self.jobs):
-            mine = self.chosen.get(view.job.job_id, [])
+            mine, each = self.chosen.get(view.job.job_id, []), view.job.devices_each
             # A promised job that has just been placed, to start, has as many workers as there was room for.
             may_shrink = view.job.job_id in self._snapshot.allocations or is_promised(view)
-            if not may_shrink or len(mine) <= least_workers(view, now_s, overheads):
+            if not may_shrink or len(mine) - each < least_workers(view, now_s, overheads):
                 continue
             own, speed = demand_of(self.share[view.job.job_id]), self.speed(view, mine)
-            for device_id in reversed(mine):
-                if device_id in request.avoid or not self.ledger.has_room_without(device_id, own, demand):
+            for worker in reversed(in_parts(mine, each)):
+                able = (
+                    at for at in worker if at not in request.avoid and self.ledger.has_room_without(at, own, demand)
+                )
+                device_id = next(able, None)
+                if device_id is None:
                     continue
-                rest = [other for other in mine if other != device_id]
+                rest = [other for other in mine if other not in worker]
                 lost_s = -saved_s(view, len(mine), speed, self.speed(view, rest), now_s)
                 if best is None or lost_s < best[0]:
-                    best = (lost_s, view, device_id)
+                    best = (lost_s, view, device_id, rest)
         if best is None:
             return None
-        _, view, device_id = best
+        _, view, device_id, rest = best
         mine = self.chosen[view.job.job_id]
-        self.hold_job(view, [other for other in mine if other != device_id])
+        self.hold_job(view, rest)
         self._note(self.shrunk, view.job.job_id, request)
         self._undo.append(partial(self.hold_job, view, mine))
         return (device_id,)
@@ -226,8 +264,12 @@ class ShareBoard:
             if held is None or self.yielded.isdisjoint(held.device_ids):
                 continue
             mine, demand = self.chosen.get(view.job.job_id, []), demand_of(self.share[view.job.job_id])
-            free = [at for at in held.device_ids if at not in mine and at not in in_use]
-            kept = [*mine, *(at for at in free if self.ledger.has_room(at, demand))][: most_workers(view)]
+            kept = list(mine)
+            for worker in in_parts(held.device_ids, view.job.devices_each):
+                is_free = all(at not in mine and at not in in_use for at in worker)
+                if is_free and all(self.ledger.has_room(at, demand) for at in worker):
+                    kept += worker
+            kept = kept[: most_workers(view)]
             if len(kept) > len(mine) and len(kept) >= view.bounds.min_workers:
                 self.hold_job(view, kept)
 
@@ -248,11 +290,11 @@ class ShareBoard:
         ]
         return relative_speed(view, len(devices)) * min(parts, default=0.0)
 
-    def grow(self, view: JobView, most: int, *, avoid: frozenset[DeviceId]) -> tuple[float, DeviceId] | None:
-        """The device on which one more worker would save a running job most, and how many seconds for a part of a
+    def grow(self, view: JobView, most: int, *, avoid: frozenset[DeviceId]) -> tuple[float, Worker] | None:
+        """The devices on which one more worker would save a running job most, and how many seconds for a part of a
         device. None if it would not end earlier by that, although it pays this change and the one back."""
-        mine = self.chosen.get(view.job.job_id, [])
-        if not mine or len(mine) >= most:
+        mine, each = self.chosen.get(view.job.job_id, []), view.job.devices_each
+        if not mine or len(mine) + each > most:
             return None
         # Nodes on which no device is shared stay for groups that want them whole.
         found = self.find_place(replace(self.request(view, avoid=avoid.union(mine)), beside_shared=True))
@@ -260,19 +302,20 @@ class ShareBoard:
             return None
         before, after = self.speed(view, mine), self.speed(view, [*mine, *found])
         gain_s = saved_s(view, len(mine), before, after, self._snapshot.now_s) - 2 * self._snapshot.overheads.change_s
-        return (gain_s / self.share[view.job.job_id].request, found[0]) if gain_s > 0.0 and after > before else None
+        part = self.share[view.job.job_id].request * each
+        return (gain_s / part, found) if gain_s > 0.0 and after > before else None
 
-    def shed(self, view: JobView) -> DeviceId | None:
-        """The device of the worker without which a running job would end earlier although it pays that change and one
+    def shed(self, view: JobView) -> Worker | None:
+        """The devices of the worker without which a running job would end earlier although it pays that change and one
         back: others have come there, and the slowest worker sets the pace. None if there is none."""
         now_s, overheads, mine = self._snapshot.now_s, self._snapshot.overheads, self.chosen.get(view.job.job_id, [])
-        if len(mine) <= least_workers(view, now_s, overheads):
+        if len(mine) - view.job.devices_each < least_workers(view, now_s, overheads):
             return None
         speed = self.speed(view, mine)
-        for device_id in mine:
-            after = self.speed(view, [other for other in mine if other != device_id])
+        for worker in in_parts(mine, view.job.devices_each):
+            after = self.speed(view, [other for other in mine if other not in worker])
             if after > speed and saved_s(view, len(mine), speed, after, now_s) > 2 * overheads.change_s:
-                return device_id
+                return worker
         return None
 
     def best_effort_devices(self) -> tuple[DeviceId, ...]:
@@ -291,6 +334,7 @@ class ShareBoard:
         left: dict[WorkloadId, int] = {}
         # Of the workers that are there: the others of a lost worker are not given for its successor.
         there: dict[WorkloadId, int] = {}
+        each = {view.job.job_id: view.job.devices_each for view in self.jobs}
         for view in [view for view in self.jobs if view.job.job_id in held]:
             job_id, least = view.job.job_id, least_workers(view, now_s, overheads)
             mine = self.chosen.get(job_id, ())
@@ -301,11 +345,17 @@ class ShareBoard:
             device_id = self.ledger.device_ids[at]
             holders = self.ledger.holders(device_id)
             working = [who for who in holders if who in there and device_id in held[who].device_ids]
-            if all(left.get(who, 0) > 0 for who in holders) and all(there[who] > 0 for who in working):
+            is_spare = all(who in left and left[who] >= each[who] for who in holders)
+            if is_spare and all(there[who] >= each[who] for who in working):
                 spare.append(device_id)
-                left |= {who: left[who] - 1 for who in holders}
-                there |= {who: there[who] - 1 for who in working}
+                left |= {who: left[who] - each[who] for who in holders}
+                there |= {who: there[who] - each[who] for who in working}
         return frozenset(spare)
+
+
+def in_parts(devices: Sequence[DeviceId], each: int) -> list[Worker]:
+    """The devices of each worker or replica, `each` in a row."""
+    return [tuple(devices[start : start + each]) for start in range(0, len(devices), each)]
 
 
 def _closed_devices(snapshot: Snapshot) -> frozenset[DeviceId]:

@@ -57,7 +57,7 @@ def fewest_in_time(view: JobView, now_s: float, overheads: Overheads) -> int | N
     deadline_s = view.job.goal.deadline_s
     if deadline_s is None or view.job.share is None or view.total_equivalent_steps is None:
         return None
-    for count in range(max(1, view.bounds.min_workers), most_workers(view) + 1):
+    for count in range(max(1, view.bounds.min_workers), most_workers(view) + 1, view.job.devices_each):
         if now_s + overheads.change_s + sure_s(view, count, overheads) <= deadline_s:
             return count
     return None

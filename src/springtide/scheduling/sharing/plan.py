@@ -16,10 +16,10 @@ from springtide.core.shares import MAX_LIMIT, TOLERANCE, Share
 from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.replicas import wanted_replicas
-from springtide.scheduling.sharing.board import Claims, Reach, ShareBoard
+from springtide.scheduling.sharing.board import Claims, Reach, ShareBoard, in_parts
 from springtide.scheduling.sharing.deadlines import can_promise, fewest_in_time, is_promised, sure_s
 from springtide.scheduling.sharing.packing import Packer, PlacementRequest
-from springtide.scheduling.sharing.words import lacks_text, places_text
+from springtide.scheduling.sharing.words import lacks_text, lacks_together_text, places_text
 
 # Whose claim on a whole device gives way to promises: the strongest first. "more" are the devices that a promised job
 # opens beyond those that its deadline needs.
@@ -152,9 +152,10 @@ class SharePlan:
         """One worker more at a time, for the job that saves the most seconds for the part of a device that it takes."""
         running = [view for view in self.jobs if self._may_grow(view)]
         for view in running:
-            while (device_id := self._board.shed(view)) is not None:
-                self._board.hold_job(view, [at for at in self._chosen[view.job.job_id] if at != device_id])
-                self.reasons[view.job.job_id] = f"it is faster without its worker on {device_id}, where others are"
+            while (worker := self._board.shed(view)) is not None:
+                self._board.hold_job(view, [at for at in self._chosen[view.job.job_id] if at not in worker])
+                where = ", ".join(worker)
+                self.reasons[view.job.job_id] = f"it is faster without its worker on {where}, where others are"
         while True:
             found = [(self._board.grow(view, most_workers(view), avoid=self._kept), view) for view in running]
             best = max(
@@ -162,8 +163,8 @@ class SharePlan:
             )
             if best is None:
                 return
-            (_, device_id), view = best
-            self._board.hold_job(view, [*self._chosen[view.job.job_id], device_id])
+            (_, devices), view = best
+            self._board.hold_job(view, [*self._chosen[view.job.job_id], *devices])
             self._grown.append(view.job.job_id)
 
     def _may_grow(self, view: JobView) -> bool:
@@ -176,27 +177,29 @@ class SharePlan:
         return is_whole and self._snapshot.now_s >= view.restarts.grows_at_s
 
     def _keep_replicas(self, view: ServiceView, wanted: int) -> None:
-        service_id = view.service.service_id
-        held = self._snapshot.allocations.get(service_id)
-        live = held.device_ids[: view.num_ready + view.num_starting] if held is not None else ()
-        kept = [device_id for device_id in live if device_id in self._snapshot.cluster.device_set]
+        service_id, each = view.service.service_id, view.service.devices_each
+        held, alive = self._snapshot.allocations.get(service_id), self._snapshot.cluster.device_set
+        live = held.device_ids[: (view.num_ready + view.num_starting) * each] if held is not None else ()
+        kept = [replica for replica in in_parts(live, each) if alive.issuperset(replica)]
         while len(kept) > wanted:
-            # Drop the one with the fewest others on its device; of equals the newest.
-            beside = [self._num_beside(device_id) for device_id in kept]
+            # Drop the one with the fewest others on its devices; of equals the newest.
+            beside = [sum(map(self._num_beside, replica)) for replica in kept]
             kept.pop(max(range(len(kept)), key=lambda at: (-beside[at], at)))
-        self._board.put(service_id, view.service.name, kept)
+        self._board.put(service_id, view.service.name, list(itertools.chain.from_iterable(kept)), each)
 
     def _keep_workers(self, view: JobView) -> None:
         job = view.job
         held = self._snapshot.allocations.get(job.job_id)
         if held is None:
             return
-        alive = [device_id for device_id in held.device_ids if device_id in self._snapshot.cluster.device_set]
-        left = [device_id for device_id in alive if device_id not in self._board.yielded]
-        if len(left) < len(alive) and len(left) < view.bounds.min_workers:
+        present, each = self._snapshot.cluster.device_set, job.devices_each
+        alive = [worker for worker in in_parts(held.device_ids, each) if present.issuperset(worker)]
+        left = [worker for worker in alive if self._board.yielded.isdisjoint(worker)]
+        if len(left) < len(alive) and len(left) * each < view.bounds.min_workers:
             # What it would have left is not enough: it stops, unless the inner policy leaves it enough.
             return
-        self._board.put(job.job_id, job.family or job.name, alive[: most_workers(view)])
+        devices = list(itertools.chain.from_iterable(alive))
+        self._board.put(job.job_id, job.family or job.name, devices[: most_workers(view)], each)
 
     def _replace_lost(self, view: JobView) -> None:
         """Devices for the successors of workers that a running job has lost; the others go on meanwhile."""
@@ -209,10 +212,11 @@ class SharePlan:
         least = fewest_in_time(view, self._snapshot.now_s, self._snapshot.overheads) if claim == "promise" else None
         while len(mine) < wanted:
             request = self._board.request(view, avoid=self._kept.union(mine))
-            found = self._board.find_place(request, may_open=may_open)
-            if found is None and len(mine) < (view.bounds.min_workers if least is None else least):
+            if len(mine) < (view.bounds.min_workers if least is None else least):
                 reach: Reach = "workers" if least is None else "all"
-                found = self._board.make_room(request, reach, may_open=may_open)
+                found = self._board.take(request, job.devices_each, reach, may_open=may_open)
+            else:
+                found = self._board.find_place(request, may_open=may_open)
             if found is None:
                 return
             self._note_opened(claim, job.job_id, found)
@@ -240,16 +244,20 @@ class SharePlan:
 
     def _raise_service(self, view: ServiceView, count: int, claim: str) -> None:
         service_id, share = view.service.service_id, self._share[view.service.service_id]
-        may_open = (claim, service_id) not in self._barred
-        while len(mine := self._chosen[service_id]) < count:
+        may_open, each = (claim, service_id) not in self._barred, view.service.devices_each
+        # One on several devices cannot start on some of those of a replica that has to leave.
+        held = self._snapshot.allocations.get(service_id)
+        avoid = self._kept if each == 1 or held is None else self._kept.union(held.device_ids)
+        while len(mine := self._chosen[service_id]) < count * each:
             request = PlacementRequest(
                 workload_id=service_id,
                 family=view.service.name,
                 share=share,
-                avoid=self._kept.union(mine),
+                num_devices=each,
+                avoid=avoid.union(mine),
             )
             reach: Reach = "workers" if claim == "growth" else "elastic"
-            found = self._board.take(request, 1, reach, may_open=may_open)
+            found = self._board.take(request, each, reach, may_open=may_open)
             if found is None:
                 return
             self._note_opened(claim, service_id, found)
@@ -356,12 +364,16 @@ class SharePlan:
     ) -> tuple[DeviceId, ...] | None:
         """Devices for a job that is to start: as many as it can use, on one node if possible. More than `most_opened`
         only where devices are shared already."""
-        most = _most_wished(view)
-        for count in range(max(most, view.bounds.min_workers), view.bounds.min_workers - 1, -1):
-            for same_node in (True, False) if count > 1 else (False,):
-                request = replace(self._board.request(view, avoid=avoid, count=count), same_node=same_node)
-                may_open_all = may_open and (most_opened is None or count <= most_opened)
-                found = self._board.find_place(request, may_open=may_open_all)
+        most, least, each = _most_wished(view), view.bounds.min_workers, view.job.devices_each
+        one = self._board.request(view, avoid=avoid)
+        for count in range(max(most, least), least - 1, -each):
+            may_open_all = may_open and (most_opened is None or count <= most_opened)
+            for same_node in (True, False) if count > each else (each > 1,):
+                if same_node or each == 1:
+                    request = replace(one, num_devices=count, same_node=same_node)
+                    found = self._board.find_place(request, may_open=may_open_all)
+                else:
+                    found = self._board.find_workers(one, count, may_open=may_open_all)
                 if found is not None:
                     return found
         return None
@@ -392,8 +404,10 @@ class SharePlan:
         return Refusal(reason=reason, alternatives=(f"--deadline {left_s:.0f}s", *others))
 
     def _lacks_of(self, view: JobView) -> str:
-        num = view.bounds.min_workers
-        return self._lacks(self._share[view.job.job_id], "a worker needs" if num == 1 else f"{num} workers need")
+        each = view.job.devices_each
+        num = view.bounds.min_workers // each
+        who = "a worker needs" if num == 1 else f"{num} workers need"
+        return self._lacks(self._share[view.job.job_id], who, each=each)
 
     def _give(self, who: WorkloadId, devices: Sequence[DeviceId], share: Share, batch: int | None) -> None:
         held = self._snapshot.allocations.get(who)
@@ -409,23 +423,25 @@ class SharePlan:
         mine = self._chosen[service_id]
         if mine:
             self._give(service_id, mine, share, None)
-        before = view.num_ready + view.num_starting
-        if len(mine) < wanted:
-            num = wanted - len(mine)
-            who = "a replica needs" if num == 1 else f"{num} replicas need"
-            self.reasons[service_id] = f"waits for room: {self._lacks(share, who, beside=mine)}"
+        before, each = view.num_ready + view.num_starting, view.service.devices_each
+        given = len(mine) // each
+        if given < wanted:
+            who = "a replica needs" if wanted - given == 1 else f"{wanted - given} replicas need"
+            self.reasons[service_id] = f"waits for room: {self._lacks(share, who, beside=mine, each=each)}"
             if not mine and ("first", service_id) in self._barred:
                 self.waiting.append(service_id)
                 self.reasons[service_id] += ", and promised deadlines need the whole ones"
-        elif len(mine) > before:
+        elif given > before:
             self.reasons[service_id] = self._describe_places(service_id, mine, share)
-        elif len(mine) < before:
+        elif given < before:
             is_idle = view.in_flight + view.queued == 0
             self.reasons[service_id] = (
                 f"nobody has asked for {view.idle_s:.0f} s" if is_idle else f"its load asks for {wanted}"
             )
 
-    def _lacks(self, share: Share, who: str, *, beside: Sequence[DeviceId] = ()) -> str:
+    def _lacks(self, share: Share, who: str, *, beside: Sequence[DeviceId] = (), each: int = 1) -> str:
+        if each > 1:
+            return lacks_together_text(self._ledger, share, who, each, beside=beside)
         return lacks_text(self._ledger, self._snapshot.cluster, share, who, beside=beside)
 
     def _describe_places(self, who: WorkloadId, devices: Sequence[DeviceId], share: Share) -> str:

@@ -6,6 +6,7 @@ the other devices as if they were the whole cluster. See docs/policies/sharing.m
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -35,6 +36,7 @@ FEW = 8
 # Beside a workload, in place of the number of a replica that it lacks: it waits, as a promised job does until its
 # schedule begins, or its promise is given up or refused.
 _WAITS, _IS_LOST = -1, -2
+_NOT_IN_POOLS = "a replica needs shares of several devices, which are not given on nodes with pools"
 _GIVEN_UP = "promise given up: its part of a device is too little for its deadline; it ends as soon as it can"
 
 
@@ -134,8 +136,13 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         the jobs' requests make sure.
         """
         jobs = tuple([self._at_request(view) for view in snapshot.jobs])
+        # Several devices for one replica are never given here: the strategy would give it one.
+        services = tuple([view for view in snapshot.services if view.service.devices_each == 1])
+        wide = dict.fromkeys(
+            [view.service.service_id for view in snapshot.services if view.service.devices_each > 1], _NOT_IN_POOLS
+        )
         held = _one_holder_each(snapshot, claims)
-        plan = decisions.decide(replace(snapshot, jobs=jobs, allocations=held, memory=memory))
+        plan = decisions.decide(replace(snapshot, jobs=jobs, services=services, allocations=held, memory=memory))
         owners = {device_id: who for who, given in plan.allocations.items() for device_id in given.device_ids}
         # Beside workers that are still there: the next decision has to know who of the two is to stay.
         claims = {
@@ -153,6 +160,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
                 for who, given in plan.allocations.items()
                 for share in [shares.get(who)]
             },
+            reasons={**plan.reasons, **wide} if wide else plan.reasons,
             memory={_CLAIMS: claims, "inner": plan.memory} if claims else plan.memory,
         )
 
@@ -193,10 +201,12 @@ def _waits(parts: SharePlan, plan: Plan, snapshot: Snapshot) -> dict[WorkloadId,
     if not parts.waiting:
         return {}
     num_left = len(snapshot.cluster.device_set - parts.taken)
+    each_of = {view.service.service_id: view.service.devices_each for view in parts.services}
     runs = [run for schedule in plan.future.values() for run in schedule]
     moments = sorted({snapshot.now_s, *(run.end_s for run in runs)})
     found: dict[WorkloadId, TimeClaim] = {}
-    for number, service_id in enumerate(parts.waiting, start=1):
+    needed = itertools.accumulate(each_of[service_id] for service_id in parts.waiting)
+    for number, service_id in zip(needed, parts.waiting, strict=True):
         # From the end of the last stretch of time in which too few devices are left.
         at_s = next(
             (at_s for at_s in moments if _most_used(runs, at_s) <= num_left - number),

@@ -8,6 +8,7 @@ import numpy as np
 
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.shares import MAX_LIMIT, TOLERANCE, Share, has_room
+from springtide.scheduling.sharing.demand import demand_of
 from springtide.scheduling.sharing.ledger import ShareLedger
 
 _NUM_NAMED = 4
@@ -36,6 +37,21 @@ def lacks_text(
     if most + TOLERANCE >= share.request:
         return f"{asks}, and what is left of the devices has too little memory"
     return f"{asks}, and the most that is left of one is {most:.2g}"
+
+
+def lacks_together_text(
+    ledger: ShareLedger, share: Share, who: str, each: int, *, beside: Sequence[DeviceId] = ()
+) -> str:
+    """What a workload lacks whose replicas hold their share of `each` devices of one node; as in `lacks_text`."""
+    memory = f" and {share.memory_mb} MB" if share.memory_mb else ""
+    asks = f"{who} {share.request:g}{memory} of each of {each} devices of one node"
+    widest = max((len(node) for node in ledger.nodes), default=0)
+    if widest < each:
+        return f"{asks}, and the largest node has {widest}"
+    rooms = ledger.room_for(demand_of(share))
+    rooms[[ledger.at[device_id] for device_id in beside]] = False
+    most = max(int(rooms[node].sum()) for node in ledger.nodes)
+    return f"{asks}, and the most on one that have room for it is {most}"
 
 
 def places_text(share: Share, num_devices: int, others: Iterable[str]) -> str:

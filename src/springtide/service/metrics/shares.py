@@ -56,7 +56,7 @@ class ShareMetrics:
         self._has_shared = False
         self._throttled_s: dict[str, float] = dict.fromkeys(KINDS, 0.0)
         # The throttled time of each sharer at the last scrape: its own count is lost when it ends.
-        self._last_s: dict[str, float] = {}
+        self._last_s: dict[tuple[str, str], float] = {}
 
     def families(self, sharing: SharingStatus, job_ids: Collection[WorkloadId]) -> Iterator[Metric]:
         """The metrics of this moment; `job_ids` tells training from inference."""
@@ -97,9 +97,9 @@ class ShareMetrics:
         )
 
     def _add_up(self, sharing: SharingStatus, job_ids: Collection[WorkloadId]) -> dict[str, float]:
-        now_s = {tenant.replica_id: tenant.throttled_s for tenant in sharing.tenants}
+        now_s = {(tenant.replica_id, tenant.device_id): tenant.throttled_s for tenant in sharing.tenants}
         for tenant in sharing.tenants:
-            before_s = self._last_s.get(tenant.replica_id, 0.0)
+            before_s = self._last_s.get((tenant.replica_id, tenant.device_id), 0.0)
             # A smaller count means that another daemon has started again from zero.
             more_s = tenant.throttled_s - before_s if tenant.throttled_s >= before_s else tenant.throttled_s
             self._throttled_s[_kind(tenant.workload_id, job_ids)] += more_s

@@ -71,7 +71,8 @@ class LiveQuotes:
                 )
                 evidence = (*found.evidence, *exact_evidence(request, known))
                 enforced = self._shares.enforced(job.share)
-                return replace(found, share=job.share, enforced=enforced, evidence=evidence)
+                each = job.devices_each
+                return replace(found, share=job.share, enforced=enforced, devices_each=each, evidence=evidence)
 
             def on_functions() -> Quote:
                 if service_of(view) is None:

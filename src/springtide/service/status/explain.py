@@ -313,8 +313,10 @@ def _job_next_steps(record: JobRecord, num_devices: int) -> list[str]:
 
 
 def _service_evidence(record: ServiceRecord, view: ViewLike, now_s: float) -> list[str]:
+    each = record.service.devices_each
+    parts = f" on {each} devices each" if each > 1 else ""
     evidence = [
-        f"{_count(len(record.replicas), 'replica')} of {record.min_replicas}..{record.max_replicas}, "
+        f"{_count(len(record.replicas), 'replica')} of {record.min_replicas}..{record.max_replicas}{parts}, "
         f"revision {record.service.revision}"
     ]
     if record.load_at_s is not None:

@@ -312,6 +312,7 @@ def _deployed_fields(service: InferenceService, base_url: str) -> dict[str, Any]
         "revision": service.revision,
         "slo_s": service.slo_s,
         "share": service.share,
+        "devices_each": service.devices_each,
         "capacity_per_s": service.capacity_per_s,
         **environment_fields(service),
         "folder": "" if service.entrypoint.folder is None else service.entrypoint.folder.origin,

@@ -15,27 +15,30 @@ from springtide.service.ports import PlatformLike, ViewLike
 NUM_NAMED = 3
 
 
-def check_guarantee(view: ViewLike, service_id: WorkloadId, minimum: int, share: Share | None = None) -> None:
+def check_guarantee(
+    view: ViewLike, service_id: WorkloadId, minimum: int, share: Share | None = None, devices_each: int = 1
+) -> None:
     """Raise Conflict if the devices can never hold `minimum` replicas beside the minimums of other services.
 
     A minimum is a promise to the service's callers: like a deadline that cannot be kept it is refused at once. A
     minimum that was accepted stays, also after devices are lost. Each replica takes a device, or the request of its
-    `share` of a device that holds no other replica of the service.
+    `share` of `devices_each` devices of one node, none of which holds another replica of the service.
     """
     # A place at a function service holds a job's coordinator, never a replica.
-    num_devices = sum(len(node.devices) for node in view.nodes if node.functions is None)
+    sizes = [len(node.devices) for node in view.nodes if node.functions is None]
+    num_devices, most_whole = sum(sizes), sum(size // devices_each for size in sizes)
     known = view.services.get(service_id)
     promised = known.min_replicas if known is not None and not known.is_removed else 0
     is_more = known is not None and _weight(share) > _weight(known.service.share)
     if (minimum <= promised and not is_more) or num_devices == 0:
         return
     others = {
-        record.service.name: (record.min_replicas, record.service.share)
+        record.service.name: (record.min_replicas * record.service.devices_each, record.service.share)
         for record in view.services.values()
         if record.workload_id != service_id and not record.is_removed and record.min_replicas > 0
     }
-    most = minimum
-    while most and not _fits([*others.values(), (most, share)], num_devices):
+    most = min(minimum, most_whole)
+    while most and not _fits([*others.values(), (most * devices_each, share)], num_devices):
         most -= 1
     if minimum <= most:
         return
@@ -43,7 +46,8 @@ def check_guarantee(view: ViewLike, service_id: WorkloadId, minimum: int, share:
     due = {name: count * _weight(held) for name, (count, held) in others.items()}
     taken = ", ".join(f"{name} {amount:g}" for name, amount in due.items())
     besides = f", of which others are guaranteed {sum(due.values()):g} ({taken})" if due else ""
-    size = "" if share is None else f" of {share.request:g} of a device each"
+    of = "a device" if devices_each == 1 else f"each of {devices_each} devices of one node"
+    size = "" if share is None else f" of {share.request:g} of {of} each"
     raise Conflict(
         f"{service_id} cannot be guaranteed {minimum} replicas{size}: the platform has {has}{besides}; ask for a "
         f"minimum of at most {most}, like --scale {most}..{max(1, minimum)}, or start it with more slots"
@@ -80,7 +84,7 @@ def _weight(share: Share | None) -> float:
 
 
 def _fits(minimums: Iterable[tuple[int, Share | None]], num_devices: int) -> bool:
-    """Whether all replicas could run at once, those of one service on devices of their own."""
+    """Whether so many devices, or parts of them, could be held at once, those of one service on different devices."""
     wanted = list(minimums)
     num_left = num_devices - sum(count for count, share in wanted if share is None)
     shared = [(count, share.request) for count, share in wanted if share is not None]

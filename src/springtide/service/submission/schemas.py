@@ -302,7 +302,8 @@ def check_service(service: ServiceIn) -> None:
             "raise max_replicas or lower min_replicas"
         )
     _check_environment(options)
-    check_rules(SERVICE_RULES, options.model_dump(include={"env", "secrets"}), SERVICE_WORDS["rest"])
+    values = {"gpu": options.devices_each, "share": options.share, "env": options.env, "secrets": options.secrets}
+    check_rules(SERVICE_RULES, values, SERVICE_WORDS["rest"])
 
 
 def _check_environment(options: JobOptionsIn | ServiceOptionsIn) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from springtide.core.errors import Conflict
+from springtide.control.records import ServiceRecord
+from springtide.core.errors import Conflict, InvalidRequest
+from springtide.core.options.rules import NO_PARTS_IN_PODS
 from springtide.core.resources import Device
 from springtide.core.shares import Share, make_share
 from springtide.core.workload import DEVICES_EACH
@@ -43,12 +45,49 @@ def check_share(view: ViewLike, share: Share | None, num_devices: int, name: str
         )
 
 
+def check_parts(view: ViewLike, name: str, each: int, old: ServiceRecord | None, *, has_pods: bool) -> None:
+    """Refuse a service whose replicas' shares of `each` devices cannot be had here. Raises InvalidRequest, Conflict.
+
+    `old` is the record of the service of that name, if there is one.
+    """
+    if old is not None and not old.is_removed and old.service.devices_each != each:
+        held = "1 device" if old.service.devices_each == 1 else f"shares of {old.service.devices_each} devices"
+        raise Conflict(
+            f"each replica of {name} holds {held}, and that cannot change while it is deployed; remove it first "
+            f"(springtide cancel {name}), or deploy it under another name"
+        )
+    _check_place(view, each, name, "replica", has_pods=has_pods)
+    nodes = [node for node in view.nodes if node.functions is None]
+    if each == 1 or not nodes:
+        return
+    largest = max(len(node.devices) for node in nodes)
+    if each > largest:
+        raise Conflict(
+            f"{name} asks for shares of {each} devices of one node for each replica, and the largest node here has "
+            f"{largest}; ask for at most {max(count for count in DEVICES_EACH if count <= largest)}, or start the "
+            "platform with more slots"
+        )
+
+
+def _check_place(view: ViewLike, each: int, name: str, what: str, *, has_pods: bool) -> None:
+    """Refuse shares of several devices where they are never given."""
+    if each == 1:
+        return
+    if has_pods:
+        raise InvalidRequest(NO_PARTS_IN_PODS)
+    nodes = [node for node in view.nodes if node.functions is None]
+    if any(node.pool != "shared" or node.owner != "shared" for node in nodes):
+        raise Conflict(
+            f"{name} asks for shares of {each} devices for each {what}, and on nodes with pools (--pools) a sharer "
+            "has a device of its own; leave gpu out, or start the platform without pools"
+        )
+
+
 def speed_text(request: JobIn) -> str:
     """What of a worker's devices its speed depends on, as a part of what runs of one kind have in common."""
     share, each = share_of(request.options.share), request.options.devices_each
-    if share is not None:
-        return f" {share.request:g} {share.limit:g}"
-    return f" {each} each" if each > 1 else ""
+    part = "" if share is None else f" {share.request:g} {share.limit:g}"
+    return f"{part} {each} each" if each > 1 else part
 
 
 def check_devices(view: ViewLike, request: JobIn, *, has_pods: bool) -> None:
@@ -57,7 +96,10 @@ def check_devices(view: ViewLike, request: JobIn, *, has_pods: bool) -> None:
     In pods, workers with several devices wait, and the job says for what: nodes come and go there. Raises Conflict.
     """
     each, name, least = request.options.devices_each, request.name, request.options.min_workers
-    check_share(view, share_of(request.options.share), least, name)
+    share = share_of(request.options.share)
+    check_share(view, share, least if each == 1 else 1, name)
+    if share is not None:
+        _check_place(view, each, name, "worker", has_pods=has_pods)
     sizes = [len(node.devices) for node in view.nodes if node.functions is None]
     if each == 1 or not sizes or has_pods:
         return

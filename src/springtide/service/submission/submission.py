@@ -71,7 +71,7 @@ from springtide.service.submission.schemas import (
     check_service,
     placed,
 )
-from springtide.service.submission.shares import check_devices, check_share, share_of, speed_text
+from springtide.service.submission.shares import check_devices, check_parts, check_share, share_of, speed_text
 from springtide.service.submission.unfinished import check_unfinished
 from springtide.storage.secrets import keep_secrets
 
@@ -198,7 +198,8 @@ class SubmissionService:
                 check_unfinished(view, container, self._platform.max_unfinished)
             share = share_of(request.options.share)
             check_share(view, share, 1, name)
-            check_guarantee(view, service_id, request.options.min_replicas, share)
+            check_parts(view, name, request.options.devices_each, old, has_pods=container is not None)
+            check_guarantee(view, service_id, request.options.min_replicas, share, request.options.devices_each)
             source_store, place = self._platform.source_store, sources.service_place(service_id, request.source)
             options, address = request.options, source_store.address(place)
             self._sweep.begin()
@@ -340,7 +341,13 @@ class SubmissionService:
         else:
             if record.is_removed:
                 find_service(self._platform.view(), id_or_name)
-            check_guarantee(self._platform.view(), record.workload_id, bounds.minimum, record.service.share)
+            check_guarantee(
+                self._platform.view(),
+                record.workload_id,
+                bounds.minimum,
+                record.service.share,
+                record.service.devices_each,
+            )
             check_promises(self._platform, record.service, bounds.minimum)
         workload_id = record.workload_id
         view = self._apply(ScaleRequested(workload_id=workload_id, minimum=bounds.minimum, maximum=bounds.maximum))

@@ -395,7 +395,7 @@ class FluidExecutor:
         run.replicas[replica_id] = FluidReplica(replica_id, action.device_id, now_s)
         if action.share is not None:
             self._sharers[replica_id] = run
-            self.sharing.hold(replica_id, action.device_id, action.share)
+            self.sharing.hold(replica_id, action.device_ids, action.share)
         self._num_held += 1
         self._record_utilisation()
         if self.rule.cold_start_s:

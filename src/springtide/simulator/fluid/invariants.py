@@ -67,7 +67,7 @@ class FluidInvariants:
         self._memory_mb = {device.device_id: device.memory_mb for node in nodes for device in node.devices}
         self._holders: dict[DeviceId, dict[ReplicaId, Share | None]] = {}
         self._serving: set[ReplicaId] = set()
-        self._device: dict[ReplicaId, DeviceId] = {}
+        self._devices: dict[ReplicaId, tuple[DeviceId, ...]] = {}
         self._jobs: dict[WorkloadId, TrainingJob] = {}
         self._ended: set[WorkloadId] = set()
         self._promised: set[WorkloadId] = set()
@@ -128,7 +128,7 @@ class FluidInvariants:
         if waiting:
             names = ", ".join(waiting[:5])
             self._complain("all-end", f"{len(waiting)} jobs never end, such as {names}", now_s)
-        held = [replica_id for replica_id in self._device if replica_id not in self._serving]
+        held = [replica_id for replica_id in self._devices if replica_id not in self._serving]
         if held:
             self._complain("nothing-left", f"{len(held)} devices are still held", now_s)
 
@@ -152,11 +152,23 @@ class FluidInvariants:
         self._promised.add(action.job_id)
 
     def _start(self, action: StartReplica, now_s: float) -> None:
-        device_id, workload_id = action.device_id, action.workload_id
+        workload_id = action.workload_id
         if workload_id in self._ended:
             self._complain("end-is-final", f"{workload_id} starts a worker after its end", now_s)
+        if len({self._home.get(device_id) for device_id in action.device_ids}) > 1:
+            self._complain("capacity", f"{action.replica_id} is given devices of several nodes", now_s)
+        for device_id in action.device_ids:
+            self._take(action, device_id, now_s)
+        self._devices[action.replica_id] = action.device_ids
+        self._pools.start(action, now_s)
+        if not isinstance(action.workload, TrainingJob):
+            self._serving.add(action.replica_id)
+        if self.reasons.get(workload_id):
+            self._reasoned.add(action.replica_id)
+
+    def _take(self, action: StartReplica, device_id: DeviceId, now_s: float) -> None:
         if self._home.get(device_id) not in self._alive:
-            self._complain("capacity", f"{workload_id} is given {device_id}, which is no living device", now_s)
+            self._complain("capacity", f"{action.workload_id} is given {device_id}, which is no living device", now_s)
         others = self._holders.setdefault(device_id, {})
         if action.replica_id not in others:
             wrong = overfull([*others.values(), action.share], self._memory_mb.get(device_id, 0))
@@ -165,30 +177,26 @@ class FluidInvariants:
                 detail = f"{device_id} is held by {names} and given to {action.replica_id}: {wrong}"
                 self._complain("device-once", detail, now_s)
             others[action.replica_id] = action.share
-        self._device[action.replica_id] = device_id
-        self._pools.start(action, now_s)
-        if not isinstance(action.workload, TrainingJob):
-            self._serving.add(action.replica_id)
-        if self.reasons.get(workload_id):
-            self._reasoned.add(action.replica_id)
 
     def _set_share(self, action: SetShare, now_s: float) -> None:
-        device_id = self._device.get(action.replica_id)
-        if device_id is None:
+        device_ids = self._devices.get(action.replica_id, ())
+        if not device_ids:
             detail = f"{action.replica_id} is given another share, and holds no device"
             self._complain("capacity", detail, now_s)
-        held = self._holders[device_id]
-        held[action.replica_id] = action.share
-        wrong = overfull(tuple(held.values()), self._memory_mb.get(device_id, 0))
-        if wrong:
-            self._complain("device-once", f"{device_id}, with another share for {action.replica_id}: {wrong}", now_s)
+        for device_id in device_ids:
+            held = self._holders[device_id]
+            held[action.replica_id] = action.share
+            wrong = overfull(tuple(held.values()), self._memory_mb.get(device_id, 0))
+            if wrong:
+                detail = f"{device_id}, with another share for {action.replica_id}: {wrong}"
+                self._complain("device-once", detail, now_s)
 
     def _resize(self, action: ResizeJob, now_s: float) -> None:
         job_id = action.job_id
         if job_id in self._ended:
             self._complain("end-is-final", f"{job_id} is resized after its end", now_s)
         for replica_id in action.replica_ids:
-            if replica_id not in self._device:
+            if replica_id not in self._devices:
                 self._complain("capacity", f"{job_id} is to train on {replica_id}, which holds no device", now_s)
         before = self._members.get(job_id, ())
         self._members[job_id] = action.replica_ids
@@ -217,9 +225,10 @@ class FluidInvariants:
             self._complain("promise-kept", detail, now_s)
 
     def _free(self, replica_id: ReplicaId) -> None:
-        device_id = self._device.pop(replica_id, None)
-        if device_id is not None:
+        device_ids = self._devices.pop(replica_id, ())
+        for device_id in device_ids:
             del self._holders[device_id][replica_id]
+        if device_ids:
             self._reasoned.discard(replica_id)
             self._serving.discard(replica_id)
 

@@ -39,7 +39,7 @@ class FluidServices:
         self._post = post
         self._changed = changed
         self._sharing = sharing
-        self._held: dict[ReplicaId, tuple[WorkloadId, DeviceId]] = {}
+        self._held: dict[ReplicaId, tuple[WorkloadId, tuple[DeviceId, ...]]] = {}
         self._services: dict[WorkloadId, InferenceService] = {}
         self._load: dict[WorkloadId, int] = {}
         self._ready: dict[ReplicaId, WorkloadId] = {}
@@ -49,7 +49,7 @@ class FluidServices:
     @property
     def num_held(self) -> int:
         """How many devices they hold; a draining replica still holds its own."""
-        return len(self._held)
+        return sum(len(device_ids) for _, device_ids in self._held.values())
 
     def __contains__(self, replica_id: ReplicaId) -> bool:
         return replica_id in self._held
@@ -63,10 +63,10 @@ class FluidServices:
             self._gone.add(replica_id)
             self._post(ReplicaLost(workload_id=service_id, replica_id=replica_id, reason="it could not be started"))
             return
-        self._held[replica_id] = (service_id, action.device_id)
+        self._held[replica_id] = (service_id, action.device_ids)
         if action.share is not None and isinstance(action.workload, InferenceService):
             self._services[service_id] = action.workload
-            self._sharing.hold(replica_id, action.device_id, action.share)
+            self._sharing.hold(replica_id, action.device_ids, action.share)
         self._changed()
         if self._times.service_start_s > 0.0:
             self._at(self._clock.now_s() + self._times.service_start_s, self._warm_up, replica_id)
@@ -120,7 +120,7 @@ class FluidServices:
 
     def lose_devices(self, is_lost: Callable[[DeviceId], bool]) -> None:
         """Drop the replicas on these lost devices without an event: the loss of the node reports them."""
-        for replica_id in [r for r, (_, device_id) in self._held.items() if is_lost(device_id)]:
+        for replica_id in [r for r, (_, device_ids) in self._held.items() if any(map(is_lost, device_ids))]:
             self._drop(replica_id)
 
     def keep_only(self, named: Collection[ReplicaId]) -> None:

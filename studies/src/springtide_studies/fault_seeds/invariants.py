@@ -278,7 +278,7 @@ class Invariants:
         held: dict[DeviceId, list[Share | None]] = {}
         for record in state.live_records():
             for replica in record.replicas:
-                each = record.job.devices_each if isinstance(record, JobRecord) else 1
+                each = (record.job if isinstance(record, JobRecord) else record.service).devices_each
                 nodes = {device_id.rpartition("/")[0] for device_id in replica.device_ids}
                 if len(replica.device_ids) != each or len(nodes) != 1:
                     complain("whole-workers", f"{replica.replica_id} holds {replica.device_ids}, each needs {each}")

@@ -176,7 +176,7 @@ class Machine:
         self._check_place(process)
         self.processes[process.replica_id] = self.alive[process.replica_id] = process
         if action.share is not None:
-            self.sharing.hold(process.replica_id, process.device_id, action.share)
+            self.sharing.hold(process.replica_id, process.device_ids, action.share)
         self.say("{} starts on {}", process.replica_id, process.device_id)
         if isinstance(action.workload, TrainingJob):
             process.run = self.run_of(action.workload)
@@ -187,23 +187,20 @@ class Machine:
         return process
 
     def _check_room(self, process: Process, share: Share | None) -> None:
-        """Whether the process may hold that of its device beside the others there that have not been given up."""
+        """Whether the process may hold that of each of its devices beside the others there that are not given up."""
         mine = set(process.device_ids)
         if len({self.node_of[device_id] for device_id in mine}) > 1:
             self.complain("whole-workers", f"{process.replica_id} gets {sorted(mine)}, which are of several nodes")
-        others = [p for p in self.alive.values() if not mine.isdisjoint(p.device_ids) and not p.is_fenced]
-        others = [other for other in others if other is not process]
-        if not others:
-            return
-        devices = self.known_nodes[process.node_id].devices
-        memory_mb = next(device.memory_mb for device in devices if device.device_id == process.device_id)
-        wrong = overfull([share, *(other.share for other in others)], memory_mb)
-        if wrong:
-            names = ", ".join(f"{other.replica_id} ({_told(other.share)})" for other in others)
-            self.complain(
-                "device-once",
-                f"{process.replica_id} gets {_told(share)} of {process.device_id} beside {names}: {wrong}",
-            )
+        there = [p for p in self.alive.values() if not mine.isdisjoint(p.device_ids) and not p.is_fenced]
+        memory_of = {device.device_id: device.memory_mb for device in self.known_nodes[process.node_id].devices}
+        for device_id in process.device_ids:
+            others = [other for other in there if other is not process and device_id in other.device_ids]
+            wrong = overfull([share, *(other.share for other in others)], memory_of.get(device_id, 0))
+            if wrong and others:
+                names = ", ".join(f"{other.replica_id} ({_told(other.share)})" for other in others)
+                self.complain(
+                    "device-once", f"{process.replica_id} gets {_told(share)} of {device_id} beside {names}: {wrong}"
+                )
 
     def set_shares(self, shares: Sequence[tuple[Process, Share]]) -> None:
         """These processes hold that of their devices from now on, all at once, and go on without a pause."""
@@ -216,7 +213,7 @@ class Machine:
                 continue
             group = None if process.run is None else process.run.group
             is_busy = group is not None and group.is_training and process in group.members
-            self.sharing.hold(process.replica_id, process.device_id, share, float(is_busy))
+            self.sharing.hold(process.replica_id, process.device_ids, share, float(is_busy))
             self._change_pace(process.replica_id)
         for process, share in changed:
             if not process.is_fenced:

@@ -32,7 +32,8 @@ from springtide_studies.fault_seeds.invariants import ClaimsChecked, Invariants,
 from springtide_studies.fault_seeds.invariants_loans import LoanInvariants
 from springtide_studies.fault_seeds.machine import Machine
 from springtide_studies.fault_seeds.models import Delays
-from springtide_studies.fault_seeds.promises import CHANGE, PromiseInvariants, with_promises
+from springtide_studies.fault_seeds.parts import varied
+from springtide_studies.fault_seeds.promises import CHANGE, PromiseInvariants
 from springtide_studies.fault_seeds.workload import (
     ModelledGateway,
     Owners,
@@ -40,7 +41,6 @@ from springtide_studies.fault_seeds.workload import (
     draw_pooled_nodes,
     draw_tidal_workload,
     draw_workload,
-    with_devices,
     with_shares,
 )
 
@@ -55,8 +55,6 @@ BINS_PER_DAY = 5
 SNAPSHOT_SEEDS, NUM_SNAPSHOTS = 10, 3
 # The memory of a device in a scenario with shares: enough for two of the larger ones.
 _SHARED_MEMORY_MB = 1000
-_PROMISES_STREAM = 1
-_DEVICES_STREAM = 2
 # These promise with what changes cost in mind; the others keep to rules that do not know it.
 _KEEPS_PROMISES = ("springtide",)
 # These never take a server that training owns, even for guaranteed replicas.
@@ -204,7 +202,8 @@ class FaultRun:
         of their devices, whose memory counts. `has_more_faults` adds the kinds of faults_more.py, half as many faults
         as of the others together. With `has_promises` jobs have profiles and tight deadlines, and a policy that
         `keeps_promises` keeps each where nothing goes wrong and no service takes devices; with `has_devices` workers of
-        some jobs hold several devices. `reaches` says which nodes the policy takes for what a service is guaranteed.
+        some jobs hold several devices (and with shares replicas of some services parts of several). `reaches` says
+        which nodes the policy takes for what a service is guaranteed.
         """
         self._seed = seed
         sequence = np.random.SeedSequence(seed)
@@ -227,8 +226,7 @@ class FaultRun:
             workload = with_shares(workload, np.random.default_rng(sequence.spawn(1)[0]))
             self.nodes = tuple(_with_memory(node) for node in self.nodes)
         num_all = sum(len(node.devices) for node in self.nodes)
-        workload = _varied(workload, seed, self.nodes, has_promises=has_promises, has_devices=has_devices)
-        self.workload = workload
+        self.workload = workload = varied(workload, seed, self.nodes, make, has_promises, has_devices, has_shares)
         for node in self.nodes:
             self.machine.add_node(node)
         self.owners = Owners(self.machine, workload.requests)
@@ -363,16 +361,6 @@ def _draw(rng: np.random.Generator, nodes: Sequence[Node], horizon_s: float, *, 
     if has_pools:
         return draw_tidal_workload(rng, nodes, horizon_s)
     return draw_workload(rng, sum(len(node.devices) for node in nodes), horizon_s)
-
-
-def _varied(workload: Workload, seed: int, nodes: Sequence[Node], *, has_promises: bool, has_devices: bool) -> Workload:
-    """The scenario with what is drawn from streams of their own: what the seed draws besides is what it was."""
-    if has_promises:
-        num_all = sum(len(node.devices) for node in nodes)
-        workload = with_promises(workload, np.random.default_rng([seed, _PROMISES_STREAM]), num_all)
-    if has_devices:
-        workload = with_devices(workload, np.random.default_rng([seed, _DEVICES_STREAM]), nodes)
-    return workload
 
 
 def _with_memory(node: Node) -> Node:

@@ -169,6 +169,34 @@ def test_sharers_are_told_of_changed_and_let_go(gpu_platform: Callable[[], Platf
 
 
 @pytest.mark.slow
+def test_a_worker_on_two_gpus_sees_both_and_is_held_on_each(
+    gpu_platform: Callable[[], Platform], library: Path
+) -> None:
+    platform = gpu_platform()
+    run(platform, replace(sharing("r0"), more_devices=(DeviceId("local/1"),)), sharing("r1", device=1))
+    assert environment_of(platform.pid("r0"))["CUDA_VISIBLE_DEVICES"] == ",".join(STUB_UUIDS[:2])
+    status = wait_held(platform)
+    assert {(tenant.replica_id, tenant.device_id) for tenant in status.tenants} == {
+        ("r0", "local/0"),
+        ("r0", "local/1"),
+        ("r1", "local/1"),
+    }
+    daemon = daemon_of(platform)
+    assert daemon is not None
+    assert daemon.num_made == 3, "shared memory for each device of each"
+    half = Share(request=0.5, limit=0.5)
+    platform.executor.start(SetShare(workload_id=WorkloadId("job-r0"), replica_id=ReplicaId("r0"), share=half))
+
+    def limits() -> set[float]:
+        return {tenant.limit for tenant in platform.executor.sharing().tenants if tenant.replica_id == "r0"}
+
+    until(lambda: limits() == {0.5}, "the new share is told of both devices")
+    platform.executor.start(StopReplica(workload_id=WorkloadId("job-r0"), replica_id=ReplicaId("r0")))
+    platform.until(ReplicaStopped)
+    until(lambda: len(platform.executor.sharing().tenants) == 1, "who has left is told of on neither")
+
+
+@pytest.mark.slow
 def test_a_daemon_that_is_killed_comes_again(gpu_platform: Callable[[], Platform], library: Path) -> None:
     platform = gpu_platform()
     run(platform, sharing("r0"))

@@ -206,3 +206,25 @@ def test_a_status_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     assert read_whole(path, DaemonStatus) is None
     with pytest.raises(BackendError):
         write_whole(tmp_path / "no" / "status.json", status)
+
+
+def test_a_sharer_of_two_devices_may_use_what_is_granted_on_both_together(world: World) -> None:
+    wide = [entry("wide", 2, Share(request=0.3, limit=0.9), is_slo=True, device=f"local/{at}") for at in (0, 1)]
+    beside = entry("train", 1, Share(request=0.4, limit=0.9), is_slo=False, device="local/1")
+    world.ticks.take((*wide, beside), 0.5, world.now_s)
+    world.run(1.0, lambda pid: 0.9 if pid == 2 else 0.4)
+    assert world.enforcer.groups["slot-2"] == ("local/0+local/1", 2)
+    assert world.enforcer.devices == {"local/0+local/1": 1.0, "local/1": 0.5}
+    told = {told.device_id: told for told in world.ticks.statuses() if told.replica_id == "wide"}
+    assert set(told) == {"local/0", "local/1"}
+    assert told["local/0"].granted == pytest.approx(0.9)
+    assert 0.3 <= told["local/1"].granted <= 0.601, "another works there, and is sure of 0.4"
+    # Half a core makes a device.
+    granted = 0.5 * sum(each.granted for each in told.values())
+    assert world.enforcer.held["slot-2"] <= granted + 1e-9
+    assert world.ticks.is_contended
+    assert told["local/0"].used == pytest.approx(0.9, abs=0.05)
+    # With a part of one device it is there alone.
+    world.ticks.take((wide[0], beside), 0.5, world.now_s)
+    assert world.enforcer.groups["slot-2"] == ("local/0", 2)
+    assert not world.ticks.is_contended

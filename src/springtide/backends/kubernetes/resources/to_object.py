@@ -8,8 +8,10 @@ from typing import Any
 from springtide.backends.kubernetes.client.kinds import Object
 from springtide.backends.kubernetes.resources.definitions import API_VERSION, INFERENCE_KIND, TRAINING_KIND
 from springtide.backends.kubernetes.resources.option_fields import bounds_text, plain, written_options
+from springtide.core.errors import InvalidRequest
 from springtide.core.options.jobs import JOB_OPTIONS
 from springtide.core.options.option import inner_fields
+from springtide.core.options.rules import NO_PARTS_IN_PODS
 from springtide.core.options.services import SERVICE_OPTIONS
 
 Asked = Mapping[str, Any]
@@ -29,7 +31,9 @@ def training_function(name: str, namespace: str, source: Asked, options: Asked, 
 
 
 def inference_function(name: str, namespace: str, source: Asked, options: Asked, container: Asked) -> Object:
-    """The object of a service: `source` and `options` are those of PUT /v1/services/NAME."""
+    """The object of a service: `source` and `options` are those of PUT /v1/services/NAME. Raises InvalidRequest."""
+    if options.get("devices_each", 1) > 1:
+        raise InvalidRequest(NO_PARTS_IN_PODS)
     spec: dict[str, Any] = {"source": _source(source, "class")}
     spec["scale"] = bounds_text(options.get("min_replicas", 0), options.get("max_replicas", 1))
     spec |= written_options(SERVICE_OPTIONS, options) | _share(options) | _container(container)

@@ -93,9 +93,10 @@ class CpuShares:
         if problem or found is None:
             reason = f"shares are not enforced at this moment: {problem}"
             return SharingStatus(enforced=reason, device_cpus=self._device_cpus, tenants=all_starting(entries, reason))
-        known = {tenant.replica_id: tenant for tenant in found.sharing.tenants}
+        known = {(tenant.replica_id, tenant.device_id): tenant for tenant in found.sharing.tenants}
         tenants = [
-            known.get(entry.replica_id) or starting(entry, "its share is about to be enforced") for entry in entries
+            known.get((entry.replica_id, entry.device_id)) or starting(entry, "its share is about to be enforced")
+            for entry in entries
         ]
         return replace(found.sharing, tenants=tuple(tenants))
 

@@ -116,8 +116,8 @@ class GpuShares:
         if problem or found is None:
             reason = f"shares of GPUs are not enforced at this moment: {problem}"
             return SharingStatus(enforced=reason, tenants=all_starting(entries, reason))
-        known = {tenant.replica_id: tenant for tenant in found.sharing.tenants}
-        tenants = tuple(self._tenant_status(entry, known.get(entry.replica_id)) for entry in entries)
+        known = {(tenant.replica_id, tenant.device_id): tenant for tenant in found.sharing.tenants}
+        tenants = tuple(self._tenant_status(entry, known.get((entry.replica_id, entry.device_id))) for entry in entries)
         enforced = chosen.enforced
         if found.num_unknown:
             number = "1 process" if found.num_unknown == 1 else f"{found.num_unknown} processes"

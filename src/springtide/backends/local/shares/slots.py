@@ -146,17 +146,18 @@ class ShareSlots:
             action = replica.action
             if share is None or action is None or replica.handle.identity is None or replica.has_exited:
                 continue
-            entries.append(
+            entries += [
                 SharerEntry(
                     workload_id=replica.workload_id,
                     replica_id=replica.replica_id,
-                    device_id=action.device_id,
+                    device_id=device_id,
                     share=share,
                     slot=replica.handle.share_slot or 0,
                     process=replica.handle.identity,
                     is_slo=not replica.is_job,
                 )
-            )
+                for device_id in action.device_ids
+            ]
         return tuple(sorted(entries, key=lambda entry: entry.replica_id))
 
     # --- status ------------------------------------------------------------------------------------------------------

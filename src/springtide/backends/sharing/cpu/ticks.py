@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from msgspec.structs import replace
 
@@ -54,10 +55,12 @@ _MAX_TICK_S = 0.1
 class Sharer:
     """One sharer and its measurements. `clocks` are the CPU seconds of its processes when last measured.
 
-    `used_s` is CPU seconds since it began to share, `overused_s` is its recent use beyond grants.
+    `used_s` is CPU seconds since it began to share, `overused_s` is its recent use beyond grants. It holds its share of
+    each of `devices`; `entry` is that of the first. `grants` are those of each device, `grant` has their mean.
     """
 
     entry: SharerEntry
+    devices: tuple[DeviceId, ...]
     tenant: Tenant
     name: str
     clocks: dict[int, float] = field(default_factory=dict)
@@ -65,6 +68,7 @@ class Sharer:
     seen_used_s: float = 0.0
     scanned_at_s: float = -math.inf
     grant: Grant = field(default_factory=lambda: Grant(rate=1.0, state="NONE", reason=""))
+    grants: dict[DeviceId, Grant] = field(default_factory=dict)
     held_rate: float | None = None
     held_since_s: float = 0.0
     is_calm: bool = False
@@ -72,22 +76,48 @@ class Sharer:
     reading: SlotReading = field(default_factory=SlotReading)
     window: deque[tuple[float, float]] = field(default_factory=deque)
 
+    @property
+    def place(self) -> str:
+        """The devices that its processes may use the cores of, as one."""
+        return "+".join(self.devices)
+
+    def cpus(self, device_cpus: float) -> float:
+        """The cores of its devices together."""
+        return device_cpus * len(self.devices)
+
     def used_fraction(self, device_cpus: float) -> float:
-        """The fraction of its device that it used over about the last second."""
+        """The fraction of each of its devices that it used over about the last second."""
         if len(self.window) < 2:
             return 0.0
         (begin_s, begin_used_s), (end_s, end_used_s) = self.window[0], self.window[-1]
-        return (end_used_s - begin_used_s) / max(_MIN_TICK_S, end_s - begin_s) / device_cpus
+        return (end_used_s - begin_used_s) / max(_MIN_TICK_S, end_s - begin_s) / self.cpus(device_cpus)
 
 
 @dataclass
 class _Device:
-    """A device and its sharers. `is_quiet`: no SLO sharer had work when it was last measured."""
+    """A device and its sharers."""
 
+    device_id: DeviceId
+    sharers: list[Sharer]
+    control: DeviceControl
+
+
+@dataclass
+class _Group:
+    """Devices that are measured together: one, or several that a sharer has parts of, and others of theirs.
+
+    `is_quiet`: no SLO sharer had work when they were last measured.
+    """
+
+    devices: list[_Device]
     sharers: list[Sharer]
     at_s: float
-    control: DeviceControl = field(default_factory=DeviceControl)
     is_quiet: bool = False
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether two sharers are on one of the devices."""
+        return any(len(device.sharers) > 1 for device in self.devices)
 
 
 class CpuTicks:
@@ -98,7 +128,7 @@ class CpuTicks:
         self._clock = clock
         self._is_controlled = is_controlled
         self._sharers: dict[ReplicaId, Sharer] = {}
-        self._devices: dict[DeviceId, _Device] = {}
+        self._groups: list[_Group] = []
         self._device_cpus = 1.0
         self.reader: SlotReader | None = None
         self.reactions_s: deque[float] = deque(maxlen=_NUM_LATE)
@@ -112,61 +142,59 @@ class CpuTicks:
     @property
     def is_contended(self) -> bool:
         """Whether two sharers are on one device; otherwise each has its limit, and ticks may be far apart."""
-        return any(len(device.sharers) > 1 for device in self._devices.values())
+        return any(group.is_contended for group in self._groups)
 
     def take(self, entries: tuple[SharerEntry, ...], device_cpus: float, sent_at_s: float) -> None:
-        """Replace the sharers; measurements of those that stay are kept."""
+        """Replace the sharers; measurements of those that stay are kept. One on several devices has several entries."""
         if device_cpus != self._device_cpus:
             for sharer in self._sharers.values():
                 sharer.held_rate = None
         self._device_cpus = device_cpus
-        wanted = {entry.replica_id: entry for entry in entries}
-        for replica_id, sharer in list(self._sharers.items()):
-            entry = wanted.get(replica_id)
-            if entry is None or entry.process != sharer.entry.process or entry.device_id != sharer.entry.device_id:
-                self._drop(sharer)
+        wanted: dict[ReplicaId, list[SharerEntry]] = {}
         for entry in entries:
-            self._enter(entry)
-        before, self._devices = self._devices, {}
-        for device_id in sorted({sharer.entry.device_id for sharer in self._sharers.values()}):
-            sharers = [sharer for sharer in self._sharers.values() if sharer.entry.device_id == device_id]
-            known = before.get(device_id)
-            self._devices[device_id] = device = _Device(sharers, self._clock())
-            device.control = known.control if known is not None else DeviceControl()
-            self._decide(device, {}, _MIN_TICK_S, sent_at_s)
+            wanted.setdefault(entry.replica_id, []).append(entry)
+        for replica_id, sharer in list(self._sharers.items()):
+            mine = wanted.get(replica_id)
+            if mine is None or mine[0].process != sharer.entry.process or _devices_of(mine) != sharer.devices:
+                self._drop(sharer)
+        for mine in wanted.values():
+            self._enter(mine[0], _devices_of(mine))
+        controls = {device.device_id: device.control for group in self._groups for device in group.devices}
+        self._groups = _grouped(list(self._sharers.values()), controls, self._clock)
+        for group in self._groups:
+            self._decide(group, {}, _MIN_TICK_S, sent_at_s)
 
     def tick(self, due_s: float) -> None:
         """Measure every sharer, decide on grants, enforce them. `due_s` is when the tick was due."""
         now_s = self._clock()
-        for device in self._devices.values():
-            if device.is_quiet and now_s - device.at_s < _QUIET_S and not self._has_new_work(device):
+        for group in self._groups:
+            if group.is_quiet and now_s - group.at_s < _QUIET_S and not self._has_new_work(group):
                 continue
-            tick_s = min(_MAX_TICK_S, max(_MIN_TICK_S, now_s - device.at_s))
-            device.at_s = now_s
+            tick_s = min(_MAX_TICK_S, max(_MIN_TICK_S, now_s - group.at_s))
+            group.at_s = now_s
             seen: dict[str, Observation] = {
-                sharer.entry.replica_id: self._observe(sharer, now_s, tick_s) for sharer in device.sharers
+                sharer.entry.replica_id: self._observe(sharer, now_s, tick_s) for sharer in group.sharers
             }
-            device.is_quiet = len(device.sharers) == 1 or not any(
-                sharer.tenant.is_slo and _has_work(seen[sharer.entry.replica_id]) for sharer in device.sharers
+            group.is_quiet = not group.is_contended or not any(
+                sharer.tenant.is_slo and _has_work(seen[sharer.entry.replica_id]) for sharer in group.sharers
             )
-            self._decide(device, seen, tick_s, due_s)
+            self._decide(group, seen, tick_s, due_s)
         self._enforcer.tick(self._used_s, now_s)
 
     def statuses(self) -> tuple[TenantStatus, ...]:
-        statuses = []
-        for sharer in self._sharers.values():
-            entry = sharer.entry
-            statuses.append(
-                replace(
-                    status_of(entry),
-                    granted=sharer.grant.rate,
-                    used=sharer.used_fraction(self._device_cpus),
-                    state=sharer.grant.state,
-                    throttled_s=0.0 if entry.replica_id in self.errors else self._enforcer.throttled_s(sharer.name),
-                    reason=self.errors.get(entry.replica_id, sharer.grant.reason),
-                )
-            )
-        return tuple(statuses)
+        return tuple([self._status(sharer, at) for sharer in self._sharers.values() for at in sharer.devices])
+
+    def _status(self, sharer: Sharer, device_id: DeviceId) -> TenantStatus:
+        entry, grant = sharer.entry, sharer.grants.get(device_id, sharer.grant)
+        return replace(
+            status_of(entry),
+            device_id=device_id,
+            granted=grant.rate,
+            used=sharer.used_fraction(self._device_cpus),
+            state=grant.state,
+            throttled_s=0.0 if entry.replica_id in self.errors else self._enforcer.throttled_s(sharer.name),
+            reason=self.errors.get(entry.replica_id, grant.reason),
+        )
 
     def close(self) -> None:
         """Lift every limit."""
@@ -179,19 +207,20 @@ class CpuTicks:
 
     # --- the table ---------------------------------------------------------------------------------------------------
 
-    def _enter(self, entry: SharerEntry) -> None:
+    def _enter(self, entry: SharerEntry, devices: tuple[DeviceId, ...]) -> None:
         tenant = Tenant(tenant_id=entry.replica_id, share=entry.share, is_slo=entry.is_slo)
         sharer = self._sharers.get(entry.replica_id)
         if sharer is None:
-            sharer = Sharer(entry, tenant, f"slot-{entry.slot}")
+            sharer = Sharer(entry, devices, tenant, f"slot-{entry.slot}")
             self._sharers[entry.replica_id] = sharer
         sharer.entry, sharer.tenant = entry, tenant
+        cpus = sharer.cpus(self._device_cpus)
         try:
-            self._enforcer.set_device(entry.device_id, self._device_cpus)
-            self._enforcer.admit(sharer.name, entry.device_id, entry.process.pid)
+            self._enforcer.set_device(sharer.place, cpus)
+            self._enforcer.admit(sharer.name, sharer.place, entry.process.pid)
             # Grants guarantee every request; weights decide which runs first within a tick, above all after waking.
             favour = _SLO_FAVOUR if entry.is_slo else 1.0
-            self._enforcer.set_weight(sharer.name, max(0.01, favour * entry.share.request * self._device_cpus))
+            self._enforcer.set_weight(sharer.name, max(0.01, favour * entry.share.request * cpus))
             self.errors.pop(entry.replica_id, None)
         except BackendError as error:
             self.errors[entry.replica_id] = f"its share is not enforced: {error}"
@@ -205,11 +234,11 @@ class CpuTicks:
 
     # --- measuring ---------------------------------------------------------------------------------------------------
 
-    def _has_new_work(self, device: _Device) -> bool:
+    def _has_new_work(self, group: _Group) -> bool:
         """Whether an SLO sharer may have begun to work since the last tick; the cheapest check."""
-        if len(device.sharers) == 1:
+        if not group.is_contended:
             return False
-        for sharer in device.sharers:
+        for sharer in group.sharers:
             if not sharer.tenant.is_slo:
                 continue
             if self.reader is not None and self.reader.has_changed(sharer.entry.slot):
@@ -223,7 +252,7 @@ class CpuTicks:
         self._meter(sharer, now_s)
         used_s = sharer.used_s - sharer.seen_used_s
         sharer.seen_used_s = sharer.used_s
-        granted_s = sharer.grant.rate * tick_s * self._device_cpus
+        granted_s = sharer.grant.rate * tick_s * sharer.cpus(self._device_cpus)
         sharer.overused_s = max(-_TOLERATED_S, min(_MAX_OVERUSE_S, sharer.overused_s + used_s - granted_s))
         window = sharer.window
         if not window or now_s - window[-1][0] > _USED_WINDOW_S / 20:
@@ -242,7 +271,7 @@ class CpuTicks:
         # The worker writes the start time itself; one in the future is wrong and ignored.
         iteration_s = max(0.0, now_s - current.started_s) if current.started_s else 0.0
         return Observation(
-            used_fraction=used_s / (tick_s * self._device_cpus),
+            used_fraction=used_s / (tick_s * sharer.cpus(self._device_cpus)),
             iteration_s=iteration_s,
             batch_size=current.batch_size,
             finished=finished,
@@ -278,15 +307,18 @@ class CpuTicks:
 
     # --- granting ----------------------------------------------------------------------------------------------------
 
-    def _decide(self, device: _Device, seen: Mapping[str, Observation], tick_s: float, decided_at_s: float) -> None:
-        sharers = device.sharers
-        tenants = [sharer.tenant for sharer in sharers]
-        if self._is_controlled:
-            device.control, grants = control_tick(device.control, tenants, seen, tick_s)
-        else:
-            grants = limits_of(tenants)
-        for sharer in sharers:
-            sharer.grant = grants[sharer.entry.replica_id]
+    def _decide(self, group: _Group, seen: Mapping[str, Observation], tick_s: float, decided_at_s: float) -> None:
+        for device in group.devices:
+            tenants = [sharer.tenant for sharer in device.sharers]
+            if self._is_controlled:
+                device.control, grants = control_tick(device.control, tenants, seen, tick_s)
+            else:
+                grants = limits_of(tenants)
+            for sharer in device.sharers:
+                sharer.grants[device.device_id] = grants[sharer.entry.replica_id]
+        for sharer in group.sharers:
+            mine = [sharer.grants[device_id] for device_id in sharer.devices]
+            sharer.grant = mine[0] if len(mine) == 1 else replace(mine[0], rate=fmean(each.rate for each in mine))
             self._put_in_force(sharer, decided_at_s)
 
     def _put_in_force(self, sharer: Sharer, decided_at_s: float) -> None:
@@ -294,7 +326,7 @@ class CpuTicks:
         if sharer.entry.replica_id in self.errors:
             return
         if sharer.overused_s > _TOLERATED_S:
-            rate = max(0.0, rate - sharer.overused_s / _SETTLE_S / self._device_cpus)
+            rate = max(0.0, rate - sharer.overused_s / _SETTLE_S / sharer.cpus(self._device_cpus))
         is_end = rate in (0.0, sharer.tenant.share.limit)
         now_s = self._clock()
         if held is not None and (rate == held or (abs(rate - held) < _DEADBAND and not is_end)):
@@ -304,7 +336,7 @@ class CpuTicks:
         else:
             is_calm = False
         try:
-            self._enforcer.set_limit(sharer.name, rate * self._device_cpus, is_calm=is_calm)
+            self._enforcer.set_limit(sharer.name, rate * sharer.cpus(self._device_cpus), is_calm=is_calm)
         except BackendError as error:
             self.errors[sharer.entry.replica_id] = f"its share is not enforced: {error}"
             return
@@ -313,6 +345,29 @@ class CpuTicks:
             sharer.held_rate, sharer.held_since_s = rate, now_s
             self.reactions_s.append(max(0.0, self._clock() - decided_at_s))
         self.num_writes += 1
+
+
+def _devices_of(entries: Sequence[SharerEntry]) -> tuple[DeviceId, ...]:
+    return tuple([entry.device_id for entry in entries])
+
+
+def _grouped(
+    sharers: Sequence[Sharer], controls: Mapping[DeviceId, DeviceControl], clock: Callable[[], float]
+) -> list[_Group]:
+    """The devices of the sharers, those of each sharer in one group."""
+    group_of: dict[DeviceId, set[DeviceId]] = {}
+    for sharer in sharers:
+        merged = set[DeviceId]().union(*[group_of.get(device_id, {device_id}) for device_id in sharer.devices])
+        group_of.update(dict.fromkeys(merged, merged))
+    groups: list[_Group] = []
+    for device_ids in {id(found): found for _, found in sorted(group_of.items())}.values():
+        mine = [sharer for sharer in sharers if not device_ids.isdisjoint(sharer.devices)]
+        devices = [
+            _Device(at, [sharer for sharer in mine if at in sharer.devices], controls.get(at) or DeviceControl())
+            for at in sorted(device_ids)
+        ]
+        groups.append(_Group(devices, mine, clock()))
+    return groups
 
 
 def _has_work(seen: Observation) -> bool:

@@ -144,7 +144,12 @@ class GpuTicks:
             if _open_segments(tenant).has_used(tenant.usage.used_ns):
                 return True
             slot = tenant.entry.slot
-            if tenant.control.is_slo and slot >= 0 and self.reader is not None and self.reader.has_changed(slot):
+            if (
+                tenant.control.is_slo
+                and slot >= 0
+                and self.reader is not None
+                and self.reader.has_changed(slot, tenant.entry.device_id)
+            ):
                 return True
         return False
 
@@ -153,7 +158,8 @@ class GpuTicks:
         # A truncated file cannot be read: the last reading counts until the file is replaced.
         tenant.usage = segments.read() or tenant.usage
         slot = tenant.entry.slot
-        reading = self.reader.read(slot) if self.reader is not None and slot >= 0 else None
+        on = tenant.entry.device_id
+        reading = self.reader.read(slot, on) if self.reader is not None and slot >= 0 else None
         return tenant.meter.observe(
             tenant.usage,
             reading,

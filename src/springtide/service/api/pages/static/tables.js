@@ -175,7 +175,7 @@ const SERVICE_COLUMNS = [
   { title: "State and reason", class: "why", fill: (cell, service) => setState(cell, service.service_id, service.state, service.reason, { badges: service.rolled_back ? [["ROLLED BACK", service.rolled_back]] : [] }) },
   {
     title: "Replicas", class: "number", help: "ready, and the bounds in force",
-    fill: (cell, service) => setLines(cell, `${service.num_ready}${service.num_starting > 0 ? ` + ${service.num_starting} starting` : ""}`, `${service.min_replicas}..${service.max_replicas}`),
+    fill: (cell, service) => setLines(cell, `${service.num_ready}${service.num_starting > 0 ? ` + ${service.num_starting} starting` : ""}`, [`${service.min_replicas}..${service.max_replicas}`, service.devices_each > 1 ? `${service.devices_each} devices each` : ""].filter(Boolean).join("\n")),
   },
   { title: "Requests/s", class: "number", fill: (cell, service) => setLines(cell, number(service.arrivals_per_s), `${plural(service.in_flight, "request")} in flight`) },
   { title: "p50", class: "number", help: "half of the answers of the last window were faster", fill: (cell, service) => setLines(cell, duration(service.latency_p50_s)) },
