@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from kits.job_parts import with_fields
 from kits.scheduling.sharing_views import HALF, SMALL, decide, job, places, service
-from springtide.core.decision import Plan, Snapshot, TimeClaim
+from springtide.core.decision import Plan, PoolAllocation, Snapshot, TimeClaim
 from springtide.core.functions import FunctionPrices, FunctionService
 from springtide.core.resources import Topology, make_node
 from springtide.core.shares import Share
@@ -72,6 +72,22 @@ def test_a_search_for_devices_in_vain_ends_early(goal, claim, num_sharers, num_p
     plan = decide(Sharing(inner=inner), [*jobs, wide], (), held, nodes)
     assert len(plan.allocations) == num_sharers
     assert inner.num_plans == num_plans
+
+
+def test_of_sharers_that_would_take_the_same_device_one_plan_beside_all_is_made():
+    class Inner:
+        num_plans = 0
+
+        def decide(self, snapshot):
+            self.num_plans += 1
+            free = snapshot.cluster.device_ids()
+            return Plan(allocations={"w": PoolAllocation(device_ids=free)} if free else {})
+
+    inner, large = Inner(), Share(request=0.9, limit=1.0)
+    jobs = [*[job(f"t{n}", large) for n in range(3)], job("w", goal=Goal(deadline_s=500.0))]
+    plan = decide(Sharing(inner=inner), jobs, nodes=(make_node("n", 1),))
+    assert places(plan) == {"w": ["n/0"]}
+    assert inner.num_plans == 2, "beside a sharer, and beside none"
 
 
 def test_who_holds_a_part_stays_where_it_is(policy):
