@@ -30,6 +30,7 @@ from springtide.service.gateway.described import gateway_paths
 from springtide.service.gateway.metrics import GatewayMetrics
 from springtide.service.gateway.queue import ServiceQueue
 from springtide.service.gateway.requests import ClientGone, GatewayReply, RequestRefused
+from springtide.service.submission.problems import is_inference_protocol
 from springtide.serving.inference_protocol import arguments_of, infer_answer, model_metadata, parse_infer
 from springtide.serving.router import ReplicaRoute, ServiceRoute
 from springtide.serving.schema import Call, MalformedRequest, ServiceSchema, check_call, parse_json
@@ -365,7 +366,7 @@ def _error(
     """Return an error in the format of the path: a sentence for v2, else the format of the control API."""
     # The message may quote the caller's text, which may contain lone surrogates.
     sentence = message.encode("utf-8", "replace").decode()
-    if scope["path"].startswith("/v2"):
+    if is_inference_protocol(scope["path"]):
         return _Reply(status, msgspec.json.encode({"error": sentence}), headers)
     problem = {"code": _CODES.get(status, "http_error"), "message": sentence, **(details or {})}
     return _Reply(status, msgspec.json.encode({"error": problem}), headers)

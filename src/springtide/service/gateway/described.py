@@ -21,13 +21,7 @@ _ERROR_SCHEMA = {
     },
     "required": ["error"],
 }
-# The protocol has a sentence; what is refused before the gateway sees it has the form of the control API.
-_V2_ERROR_SCHEMA = {
-    "anyOf": [
-        {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]},
-        _ERROR_SCHEMA,
-    ]
-}
+_V2_ERROR_SCHEMA = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
 # What a call may be answered with beside what predict returned.
 _ERRORS: Mapping[int, str] = MappingProxyType(
     {
