@@ -47,6 +47,15 @@ def test_all_other_paths_have_a_code_and_a_message(http, path):
     assert set(http.get(path).json()["error"]) == {"code", "message"}
 
 
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"accept": "text/html"}])
+def test_readiness_is_told_without_a_token(stranger, headers):
+    # None of these routes is in this application: it is the door that lets them pass.
+    for path in ("health/live", "health/ready", "models/m/ready", "models/m/versions/3/ready"):
+        assert stranger.get(f"/v2/{path}", headers=headers).status_code == 404
+    for path in ("models/m", "models/m/infer", "models/stats", "models/a/b/ready", "models/m/ready/x", "health/x"):
+        assert stranger.get(f"/v2/{path}", headers=headers).status_code == 401
+
+
 def test_the_length_is_that_of_what_is_sent():
     sent = []
 
