@@ -38,7 +38,7 @@ class Texts:
 class Array:
     def predict(self, x: np.ndarray) -> list[str]:
         assert isinstance(x, np.ndarray)
-        return [f"{x.dtype} {x.shape} {x.ravel().tolist()}"]
+        return [f"{x.dtype} {x.shape} {x.ravel()[:9].tolist()}"]
 
 
 class Repeated:
@@ -230,6 +230,26 @@ def test_what_is_wrong_is_refused_with_a_sentence(tmp_path):
             assert isinstance(answer.json()["error"], str), what
 
     with_replica(tmp_path, Rows, scenario)
+
+
+def test_a_body_may_be_as_large_as_the_service_says(tmp_path):
+    async def scenario(harness):
+        async with UserReplica(tmp_path, Array) as replica:
+            for limit_mib, status in ((1, 413), (2, 200)):
+                await harness.serve(replica, max_body_mib=limit_mib, revision=limit_mib)
+                await harness.until(lambda mib=limit_mib: harness.gateway._queues["double"].service.max_body_mib == mib)
+                raw = b"\0" * ((1 << 20) + 1)
+                tensor = {"name": "x", "shape": [1, len(raw)], "datatype": "BOOL"}
+                head = {"inputs": [{**tensor, "parameters": {"binary_data_size": len(raw)}}]}
+                sent = binary(head, raw)
+                answer = await harness.client.post(INFER, **sent)
+                assert answer.status_code == status, answer.text[:200]
+                headers = {**sent["headers"], "Content-Encoding": "gzip"}
+                answer = await harness.client.post(INFER, content=gzip.compress(sent["content"]), headers=headers)
+                assert answer.status_code == status, "the limit is that of what was unpacked"
+                assert (await harness.client.get("/f/double")).json()["max_body_bytes"] == limit_mib << 20
+
+    run(scenario)
 
 
 @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])

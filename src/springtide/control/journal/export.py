@@ -66,7 +66,13 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
             "devices_each": (1,),
             "machine_run": (None,),
         },
-        "InferenceService": {"start_timeout_s": (0.0, 600.0), "env": ({},), "secrets": (None,), "packages": (None,)},
+        "InferenceService": {
+            "start_timeout_s": (0.0, 600.0),
+            "env": ({},),
+            "secrets": (None,),
+            "packages": (None,),
+            "max_body_mib": (1,),
+        },
         "ProgressReported": {"is_diverged": (False,), "diverged_at_step": (None,), "exact_obstacle": None},
         "JobFinished": {"diverged_at_step": (None,)},
         # There the job has failed.

@@ -24,7 +24,6 @@ from springtide.core.quantities import parse_duration_s, validate_name
 from springtide.core.shares import Share
 from springtide.service.gateway.described import gateway_paths
 from springtide.service.gateway.endpoint import (
-    MAX_BODY_BYTES,
     Endpoint,
     Handler,
     Headers,
@@ -192,7 +191,7 @@ class Gateway:
 
     async def _call(self, scope: Scope, receive: Receive) -> HttpReply:
         queue = self._queue(scope)
-        body = await read_body(scope, receive)
+        body = await read_body(scope, receive, queue.service.max_body_mib)
         value = parse_json(body)
         try:
             answer, headers = await self._submit(queue, scope, receive, lambda schema: check_call(schema, body, value))
@@ -227,7 +226,7 @@ class Gateway:
             "body": schema.body_schema() if schema else None,
             "answer": schema.answer_schema() if schema else None,
             "max_batch_size": service.max_batch_size,
-            "max_body_bytes": MAX_BODY_BYTES,
+            "max_body_bytes": service.max_body_mib << 20,
             "example": _example(url, schema),
         }
         if schema is None:

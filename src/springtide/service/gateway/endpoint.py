@@ -17,7 +17,6 @@ from springtide.service.gateway.requests import ClientGone, RequestRefused
 from springtide.service.submission.problems import is_inference_protocol
 
 _LOG = logging.getLogger("springtide.gateway")
-MAX_BODY_BYTES = 1 << 20
 JSON_TYPE = b"application/json"
 # Below this, compression saves less than its own work and its header cost.
 _MIN_COMPRESSED_BYTES = 1024
@@ -125,7 +124,7 @@ def header_of(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
-async def read_body(scope: Scope, receive: Receive) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limit_mib: int) -> bytes:
     """Read the whole body, and decompress one in gzip or deflate.
 
     Raises HttpError: 413 above the limit, before or after decompression, 415 for another Content-Encoding, 400 if the
@@ -134,9 +133,12 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
     encoding = (header_of(scope, b"content-encoding") or b"identity").strip().lower()
     if encoding not in (b"identity", b"gzip", b"deflate"):
         raise HttpError(415, "send the body as it is, or with Content-Encoding gzip or deflate")
-    too_large = HttpError(413, f"the body is over {MAX_BODY_BYTES} bytes; send fewer items per request")
+    limit_bytes = limit_mib << 20
+    too_large = HttpError(
+        413, f"the body is over {limit_mib} MiB; send fewer items per request, or deploy with a higher max_body"
+    )
     length = header_of(scope, b"content-length")
-    if length is not None and length.isdigit() and (len(length) > 12 or int(length) > MAX_BODY_BYTES):
+    if length is not None and length.isdigit() and (len(length) > 12 or int(length) > limit_bytes):
         raise too_large
     chunks: list[bytes] = []
     num_bytes = 0
@@ -147,14 +149,14 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
             raise ClientGone("the client left while it sent the body")
         chunks.append(message.get("body", b""))
         num_bytes += len(chunks[-1])
-        if num_bytes > MAX_BODY_BYTES:
+        if num_bytes > limit_bytes:
             raise too_large
         is_complete = not message.get("more_body", False)
     body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     if encoding == b"identity":
         return body
     try:
-        found = decompressed(body, encoding.decode(), MAX_BODY_BYTES)
+        found = decompressed(body, encoding.decode(), limit_bytes)
     except BadCompression as error:
         raise HttpError(400, str(error)) from None
     if found is None:

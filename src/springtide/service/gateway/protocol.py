@@ -101,7 +101,7 @@ class InferenceProtocol:
         return _json({key: self._is_open()}, 200 if self._is_open() else 503)
 
     async def _index(self, scope: Scope, receive: Receive) -> HttpReply:
-        body = await read_body(scope, receive)
+        body = await read_body(scope, receive, 1)
         # Clients send no body, or an object with `ready`.
         asked = parse_json(body) if body.strip() else {}
         if not isinstance(asked, dict) or not isinstance(asked.get("ready", False), bool):
@@ -168,7 +168,7 @@ class InferenceProtocol:
 
     async def _infer(self, scope: Scope, receive: Receive) -> HttpReply:
         queue = self._queue_of(scope)
-        body = await read_body(scope, receive)
+        body = await read_body(scope, receive, queue.service.max_body_mib)
         head_length = header_of(scope, _HEAD_LENGTH)
         request = parse_infer(body, None if head_length is None else head_length.decode("latin-1"))
 
