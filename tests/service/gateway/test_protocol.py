@@ -252,6 +252,19 @@ def test_a_body_may_be_as_large_as_the_service_says(tmp_path):
     run(scenario)
 
 
+def test_lists_that_are_too_long_as_json_are_refused_with_what_to_do(tmp_path):
+    async def scenario(harness):
+        async with UserReplica(tmp_path, Rows) as replica:
+            await harness.serve(replica, max_body_mib=8)
+            values = np.full((1, 1 << 20), 0.1, dtype="<f4")
+            tensor, _ = fp32("rows", list(values.shape), [], parameters={"binary_data_size": values.nbytes})
+            answer = await harness.client.post(INFER, **binary({"inputs": [tensor]}, values.tobytes()))
+            assert answer.status_code == 413
+            assert "hint the parameter as numpy.ndarray" in answer.json()["error"]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
 def test_the_head_length_counts_what_was_not_compressed(tmp_path, encoding, pack):
     async def scenario(harness):

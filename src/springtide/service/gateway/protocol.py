@@ -26,6 +26,8 @@ from springtide.service.gateway.endpoint import (
 from springtide.service.gateway.metrics import GatewayMetrics, totals_of
 from springtide.service.gateway.queue import ServiceQueue
 from springtide.service.gateway.requests import GatewayReply
+from springtide.service.submission.problems import TooLarge
+from springtide.serving.frames import MAX_FRAME_BYTES
 from springtide.serving.inference_protocol import (
     arguments_of,
     infer_answer,
@@ -44,6 +46,8 @@ _STATES = {"ready": "READY", "starting": "LOADING", "scaled_to_zero": "READY", "
 _ASLEEP = "it has no replica now; a request starts one"
 _HEAD_LENGTH = b"inference-header-content-length"
 _TENSORS_TYPE = b"application/octet-stream"
+# The frame to the replica has a little more than the call.
+_MAX_CALL_BYTES = MAX_FRAME_BYTES - 1024
 _Prepare = Callable[[ServiceSchema], Call]
 
 
@@ -178,6 +182,11 @@ class InferenceProtocol:
                 encoded = msgspec.json.encode(arguments)
             except (ValueError, OverflowError, RecursionError) as error:
                 raise MalformedRequest(f"the inputs cannot be written as JSON: {error}") from None
+            if len(encoded) > _MAX_CALL_BYTES:
+                raise TooLarge(
+                    f"the inputs have {len(encoded)} bytes as JSON, as which lists reach predict, and "
+                    f"{_MAX_CALL_BYTES} are allowed; send fewer, or hint the parameter as numpy.ndarray"
+                )
             return check_call(schema, encoded, arguments)
 
         answer, headers = await self._submit(queue, scope, receive, prepare)
