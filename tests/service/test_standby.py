@@ -40,6 +40,7 @@ def test_what_is_answered_while_another_one_leads(listener):
             assert client.get("/readyz").status_code == 503
             assert client.get("/healthz").status_code == 200
             assert "is starting" in client.get("/f/digits").json()["error"]["message"]
+            assert "is starting" in client.get("/v2/models/digits").json()["error"], "the protocol's errors are texts"
     finally:
         standby.stop()
 

@@ -30,7 +30,6 @@ def test_flat_and_nested_data_become_rows():
     assert arguments() == {"rows": [[1.0, 2.0], [3.0, 4.0]]}
     assert arguments(data=[[1, 2], [3, 4]]) == arguments()
     assert arguments(name="limit", shape=[1], datatype="INT64", data=[7]) == {"limit": 7}
-    assert arguments(shape=[0, 2], data=[]) == {"rows": []}
 
 
 @pytest.mark.parametrize(
@@ -38,6 +37,7 @@ def test_flat_and_nested_data_become_rows():
     [
         {"shape": [3, 2]},
         {"shape": [-2, -2]},
+        {"shape": [0, 2], "data": []},
         {"shape": [1] * 9 + [4]},
         {"datatype": "FP31"},
         {"data": [1, 2, [3], 4]},

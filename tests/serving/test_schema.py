@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,6 +73,25 @@ def test_hints_that_json_does_not_know_take_anything_and_a_type_in_itself_ends()
     decoded = call_decoder(Loose).decode(b'{"a": 1, "b": [2], "c": {"children": [{}]}}')
     assert (decoded.a, decoded.b, decoded.c.children) == (1, [2], [Node()])
     json.dumps(derive_schema(Loose).body_schema())
+
+
+class Arrays:
+    def predict(self, x: np.ndarray, y: npt.NDArray[np.float32], z: npt.NDArray[np.bool_] | None = None) -> np.ndarray:
+        raise NotImplementedError
+
+
+def test_a_numpy_array_is_made_of_lists_and_is_not_batched():
+    schema = derive_schema(Arrays)
+    assert [(one.is_array, one.is_list, one.datatype) for one in schema.parameters[:2]] == [
+        (True, False, "FP64"),
+        (True, False, "FP32"),
+    ]
+    assert not schema.is_batchable
+    call = call_decoder(Arrays).decode(b'{"x": [[1, 2], [3, 4]], "y": 5}')
+    assert (call.x.shape, call.y.shape, call.z) == ((2, 2), (), msgspec.UNSET)
+    for wrong in (b'{"x": [[1], [2, 3]], "y": 1}', b'{"x": {"shape": [1]}, "y": 1}'):
+        with pytest.raises(msgspec.ValidationError, match="array"):
+            call_decoder(Arrays).decode(wrong)
 
 
 def test_unusable_classes_are_told_why():

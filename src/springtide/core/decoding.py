@@ -49,7 +49,7 @@ def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:
     return msgspec.convert(value, kind, strict=strict)
 
 
-def decoder_of_made_type(kind: Any) -> msgspec.json.Decoder[Any]:
+def decoder_of_made_type(kind: Any, dec_hook: Hook | None = None) -> msgspec.json.Decoder[Any]:
     """A decoder of a type that was made while the process runs, which the caller keeps."""
     with _MAKING:
-        return msgspec.json.Decoder(kind)
+        return msgspec.json.Decoder(kind, dec_hook=dec_hook)

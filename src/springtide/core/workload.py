@@ -21,6 +21,8 @@ DEFAULT_GRACE_S = 15.0
 DEVICES_EACH = (1, 2, 4, 8)
 # How many jobs and services of one owner may be unfinished, unless the platform's settings say otherwise.
 MAX_UNFINISHED = 1000
+# What the body of one call of a service may have at most; as base64 it still fits a frame of 16 MiB to a replica.
+MAX_BODY_MIB = 8
 
 
 # How the learning rate follows the batch: in proportion, by the root, by AdaScale's gain, or not at all.
@@ -299,7 +301,8 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     replicas follows the co-scaler (serving/co_scaler.py) instead of the number of concurrent requests.
     `container` holds the settings of its pods, on Kubernetes. A replica that is not ready within `start_timeout_s` of
     its start is ended (0: it may take any time). `env`, `secrets` and `packages` are as in TrainingJob. Each replica
-    holds `share` of `devices_each` devices of one node (1, 2, 4 or 8; without a share always 1).
+    holds `share` of `devices_each` devices of one node (1, 2, 4 or 8; without a share always 1). The body of one call
+    has at most `max_body_mib` MiB.
     """
 
     service_id: WorkloadId
@@ -324,6 +327,7 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     secrets: SecretSet | None = None
     packages: Packages | None = None
     devices_each: int = 1
+    max_body_mib: int = 1
 
 
 def replicas_for(service: InferenceService, demand: int, minimum: int, maximum: int) -> int:

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 import springtide
 from springtide.service.server import server_of
+from springtide.service.submission.problems import problem
 
 RETRY_AFTER_S = 2
 _JOIN_S = 10.0
@@ -65,9 +66,7 @@ class Standby:
         doing = "is starting" if self._role() == "starting" else "stands by"
         who = f"; {leader} leads" if leader else ""
         message = f"this control plane {doing}{who}: ask again in a moment, or ask the platform's Service"
-        answer = _json(503, {"error": {"code": "unavailable", "message": message}})
-        answer.headers["Retry-After"] = str(RETRY_AFTER_S)
-        return answer
+        return problem(503, "unavailable", message, {"Retry-After": str(RETRY_AFTER_S)})
 
 
 def _json(status: int, value: object) -> Response:

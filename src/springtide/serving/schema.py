@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import inspect
 import typing
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,6 +17,9 @@ METHOD = "predict"
 _MAX_INLINE_DEPTH = 6
 _SEQUENCES = (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 _TENSOR_DATATYPES = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES"}
+_ARRAY_DATATYPES = frozenset(
+    {"BOOL", "FP16", "FP32", "FP64", *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64))}
+)
 _REFERENCE = "#/components/schemas/"
 
 
@@ -29,7 +33,8 @@ class MalformedRequest(InvalidRequest):
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     """One parameter of `predict`. List parameters are batched along their first axis, which counts items.
 
-    `json_schema` describes its value; `datatype` and `shape` (-1: any length) describe it as a tensor.
+    `json_schema` describes its value; `datatype` and `shape` (-1: any length) describe it as a tensor. The value of one
+    that `is_array` is a numpy array, which is not batched.
     """
 
     name: str
@@ -38,6 +43,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     is_required: bool = True
     datatype: str = "BYTES"
     shape: tuple[int, ...] = (-1,)
+    is_array: bool = False
 
 
 class ServiceSchema(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +156,15 @@ def derive_schema(served: type) -> ServiceSchema:
 
 def call_decoder(served: type) -> msgspec.json.Decoder[Any]:
     """Return a decoder of calls: a struct with a field for each parameter, UNSET if it was not sent."""
-    return decoder_of_made_type(_derive(served)[1])
+    schema, arguments = _derive(served)
+    return decoder_of_made_type(arguments, _array_hook() if any(one.is_array for one in schema.parameters) else None)
+
+
+def _array_hook() -> Callable[[type, Any], Any]:
+    # Imported here, because only services with arrays need numpy.
+    from springtide.serving.tensors import array_from_json
+
+    return lambda kind, value: array_from_json(value)
 
 
 def _derive(served: type) -> tuple[ServiceSchema, type[msgspec.Struct]]:
@@ -188,6 +202,8 @@ def _derive(served: type) -> tuple[ServiceSchema, type[msgspec.Struct]]:
 
 def _describe(name: str, hint: Any) -> tuple[Parameter, Any]:
     """Return the parameter and the type to decode it with (Any where msgspec does not know the hint)."""
+    if _is_array(hint):
+        return Parameter(name=name, is_array=True, datatype=_datatype_of_array(hint)), typing.get_origin(hint) or hint
     try:
         (described,), components = msgspec.json.schema_components([hint], ref_template=_REFERENCE + "{name}")
     except (TypeError, NotImplementedError):
@@ -204,6 +220,22 @@ def _describe(name: str, hint: Any) -> tuple[Parameter, Any]:
         shape=(-1,) * max(depth, 1),
     )
     return parameter, hint
+
+
+def _is_array(hint: Any) -> bool:
+    """Whether the hint is numpy.ndarray or numpy.typing.NDArray[...], without an import of numpy."""
+    kind = typing.get_origin(hint) or hint
+    return getattr(kind, "__module__", "") == "numpy" and getattr(kind, "__name__", "") == "ndarray"
+
+
+def _datatype_of_array(hint: Any) -> str:
+    """The tensor datatype of NDArray[float32] and the like; FP64 where the hint names none that is one."""
+    for kind in typing.get_args(typing.get_args(hint)[-1]) if typing.get_args(hint) else ():
+        name = getattr(kind, "__name__", "").rstrip("_").upper()
+        datatype = name.replace("FLOAT", "FP") if name.startswith("FLOAT") else name
+        if datatype in _ARRAY_DATATYPES:
+            return datatype
+    return "FP64"
 
 
 def _inline(schema: Any, components: dict[str, Any], depth: int) -> Any:

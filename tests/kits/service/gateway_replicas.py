@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from contextlib import asynccontextmanager
 
@@ -11,8 +12,22 @@ import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 
-from springtide.core.workload import Entrypoint, InferenceService, WorkloadId
-from springtide.service.gateway.application import Gateway, ServiceRoute
+from springtide.core.wire.workers import FrameDecoder
+from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, WorkloadId
+from springtide.service.gateway.application import Gateway, ReplicaRoute, ServiceRoute
+from springtide.serving.frames import (
+    MAX_FRAME_BYTES,
+    Answered,
+    BatchOutcome,
+    Draining,
+    Ping,
+    Pong,
+    Predict,
+    Question,
+    Welcome,
+    encode_frame,
+)
+from springtide.serving.schema import derive_schema
 
 
 class Doubler:
@@ -20,6 +35,82 @@ class Doubler:
 
     def predict(self, values: list[int], times: int = 2) -> list[int]:
         raise NotImplementedError
+
+
+class FakeReplica:
+    """Named double: answers batches on its own socket; `hold` keeps answers back, `die_on` breaks the connection."""
+
+    def __init__(self, directory, name="r1", served=Doubler):
+        self.path = str(directory / f"{name}.sock")
+        self.replica_id = ReplicaId(name)
+        self.schema = derive_schema(served)
+        self.batches = []
+        self.hold = None
+        self.is_draining = False
+        self.deaths = 0
+        self.arrived = asyncio.Event()
+        self.writers = set()
+
+    def route(self, is_ready=True):
+        return ReplicaRoute(
+            replica_id=self.replica_id, address=f"unix://{self.path}" if is_ready else "", is_ready=is_ready
+        )
+
+    async def __aenter__(self):
+        self.server = await asyncio.start_unix_server(self.serve, self.path)
+        return self
+
+    async def __aexit__(self, *args):
+        if self.hold is not None:
+            self.hold.set()
+        self.server.close()
+        for writer in list(self.writers):
+            writer.close()
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def serve(self, reader, writer):
+        self.writers.add(writer)
+        frames: FrameDecoder[Question] = FrameDecoder(Question, MAX_FRAME_BYTES)
+        writer.write(encode_frame(Welcome(replica_id=self.replica_id, schema=self.schema)))
+        try:
+            while data := await reader.read(65536):
+                for question in frames.feed(data):
+                    await self.take(question, writer)
+        except ConnectionError:
+            pass
+        finally:
+            self.writers.discard(writer)
+            writer.close()
+
+    async def take(self, question, writer):
+        if isinstance(question, Ping):
+            writer.write(encode_frame(Pong(nonce=question.nonce, is_draining=self.is_draining)))
+            return
+        assert isinstance(question, Predict)
+        if self.is_draining:
+            writer.write(encode_frame(Draining(batch_id=question.batch_id)))
+            return
+        calls = [json.loads(call) for call in question.calls]
+        self.batches.append(calls)
+        self.arrived.set()
+        if self.deaths > 0:
+            self.deaths -= 1
+            writer.transport.abort()
+            return
+        if self.hold is not None:
+            await self.hold.wait()
+        outcomes = tuple(self.outcome(call) for call in calls)
+        writer.write(encode_frame(Answered(batch_id=question.batch_id, outcomes=outcomes, predict_s=0.003)))
+
+    def outcome(self, call):
+        if "values" not in call:
+            return BatchOutcome("ok", json.dumps(call["features"]).encode())
+        if not all(type(value) is int for value in call["values"]):
+            return BatchOutcome("invalid", b"Expected `int`")
+        if 666 in call["values"]:
+            return BatchOutcome("error", b"RuntimeError: boom")
+        return BatchOutcome("ok", json.dumps([value * call.get("times", 2) for value in call["values"]]).encode())
 
 
 def make_service(name="double", **changes):
@@ -30,8 +121,9 @@ def make_service(name="double", **changes):
 
 
 class Harness:
-    def __init__(self, gateway, client, events, registry, port):
-        self.gateway, self.client, self.events, self.registry, self.port = gateway, client, events, registry, port
+    def __init__(self, gateway, app, client, events, registry, port):
+        self.gateway, self.app, self.client = gateway, app, client
+        self.events, self.registry, self.port = events, registry, port
 
     async def call(self, values, name="double", timeout=None, **more):
         headers = {"X-Springtide-Timeout": timeout} if timeout else {}
@@ -67,7 +159,7 @@ async def running():
         await gateway.startup()
         try:
             async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-                yield Harness(gateway, client, events, registry, port)
+                yield Harness(gateway, app, client, events, registry, port)
         finally:
             await gateway.shutdown()
             server.should_exit = True

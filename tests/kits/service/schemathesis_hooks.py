@@ -52,7 +52,8 @@ def before_call(context: HookContext, case: Case, kwargs: JsonObject) -> None:
     if case.path.endswith("/infer"):
         for tensor in body["inputs"]:
             # What remains is the values; the shape follows from them.
-            tensor["data"] = [value for value in tensor["data"] if not isinstance(value, list)]
+            least = {"BYTES": "", "BOOL": True}.get(tensor["datatype"], 0)
+            tensor["data"] = [value for value in tensor["data"] if not isinstance(value, list)] or [least]
             tensor["shape"] = [len(tensor["data"])]
 
 

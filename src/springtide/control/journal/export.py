@@ -72,6 +72,7 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
             "secrets": (None,),
             "packages": (None,),
             "devices_each": (1,),
+            "max_body_mib": (1,),
         },
         "ProgressReported": {"is_diverged": (False,), "diverged_at_step": (None,), "exact_obstacle": None},
         "JobFinished": {"diverged_at_step": (None,)},

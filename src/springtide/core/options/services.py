@@ -19,7 +19,7 @@ from springtide.core.options.kinds import (
     Size,
 )
 from springtide.core.options.option import FlagText, ObjectField, Option, RestField, Table
-from springtide.core.workload import DEFAULT_GRACE_S, DEVICES_EACH, MAX_VIRTUAL_SHARDS
+from springtide.core.workload import DEFAULT_GRACE_S, DEVICES_EACH, MAX_BODY_MIB, MAX_VIRTUAL_SHARDS
 
 DEFAULT_MAX_BATCH: Final = 8
 _EACH: Final = DeviceCount(1, DEVICES_EACH[-1], 2)
@@ -79,6 +79,14 @@ SERVICE_OPTIONS: Final[Table] = (
         is_keyword=False,
         rest=RestField("max_queue", copied_to="workload"),
         object=ObjectField("maxQueue", "Requests that may wait.", shows_default=True),
+    ),
+    Option(
+        name="max_body",
+        kind=Count(1, MAX_BODY_MIB, 4),
+        default=1,
+        flags={"deploy": FlagText("--max-body MIB", "What the body of one call may have, in MiB.")},
+        rest=RestField("max_body_mib", copied_to="workload"),
+        object=ObjectField("maxBody", "What the body of one call may have, in MiB.", shows_default=True),
     ),
     # Below 1 it is the short form of `share`; above, on how many devices each replica holds its share.
     Option(

@@ -18,7 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from springtide.core.errors import InvalidRequest, StorageError, Unauthorized
 from springtide.service.api.sessions import BrowserSessions
-from springtide.service.submission.problems import RequestForbidden, problem, problem_of
+from springtide.service.gateway.protocol import WITHOUT_TOKEN, is_readiness
+from springtide.service.submission.problems import RequestForbidden, is_inference_protocol, problem, problem_of
 from springtide.storage.files import write_durable
 
 _COOKIE_AGE_S = 7 * 86400
@@ -128,7 +129,11 @@ class AccessControl:
         if self._has_token(headers):
             sentence = f"{scope['method']} is not possible on '/login'; use GET, HEAD"
             return problem(405, "method_not_allowed", sentence, {"Allow": "GET, HEAD"}) if is_login else None
-        if scope["method"] == "GET" and "text/html" in headers.get("accept", "") and not path.startswith("/v1/"):
+        if is_readiness(path):
+            scope[WITHOUT_TOKEN] = True
+            return None
+        is_page = not path.startswith("/v1/") and not is_inference_protocol(path)
+        if is_page and scope["method"] == "GET" and "text/html" in headers.get("accept", ""):
             return HTMLResponse(_HOW_TO_GET_IN, status_code=401, headers={"Cache-Control": "no-store"})
         if "authorization" in headers:
             raise Unauthorized(

@@ -9,75 +9,42 @@ header `X-Springtide` of an answer holds the time in the queue, the cold start, 
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
 import threading
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope
 
-import springtide
-from springtide.core.errors import InvalidRequest, NotFound, SpringtideError
+from springtide.core.errors import InvalidRequest, NotFound
 from springtide.core.events import Event
 from springtide.core.quantities import parse_duration_s, validate_name
 from springtide.core.shares import Share
 from springtide.service.gateway.described import gateway_paths
+from springtide.service.gateway.endpoint import (
+    Endpoint,
+    Handler,
+    Headers,
+    HttpError,
+    HttpReply,
+    header_of,
+    read_body,
+)
 from springtide.service.gateway.metrics import GatewayMetrics
+from springtide.service.gateway.protocol import InferenceProtocol
 from springtide.service.gateway.queue import ServiceQueue
-from springtide.service.gateway.requests import ClientGone, GatewayReply, RequestRefused
-from springtide.serving.inference_protocol import arguments_of, infer_answer, model_metadata, parse_infer
+from springtide.service.gateway.requests import GatewayReply
 from springtide.serving.router import ReplicaRoute, ServiceRoute
-from springtide.serving.schema import Call, MalformedRequest, ServiceSchema, check_call, parse_json
+from springtide.serving.schema import Call, ServiceSchema, check_call, parse_json
 
 __all__ = ["Gateway", "ReplicaRoute", "ServiceRoute"]
 
-_LOG = logging.getLogger("springtide.gateway")
-MAX_BODY_BYTES = 1 << 20
 _DEFAULT_TIMEOUT_S = 30.0
 _MAX_TIMEOUT_S = 3600.0
 _TICK_S = 1.0
-_JSON = (b"content-type", b"application/json")
 _MAX_LISTED_NAMES = 20
-_Headers = tuple[tuple[bytes, bytes], ...]
-_CODES = {
-    400: "malformed_request",
-    404: "not_found",
-    405: "method_not_allowed",
-    408: "too_slow",
-    413: "too_large",
-    415: "unsupported_media_type",
-    422: "invalid_request",
-    429: "overloaded",
-    500: "internal",
-    502: "replica_lost",
-    503: "unavailable",
-    504: "too_late",
-}
-
-
-class _Reply(msgspec.Struct, frozen=True):
-    """An HTTP answer."""
-
-    status: int
-    body: bytes
-    headers: _Headers = ()
-
-
-class _HttpError(SpringtideError):
-    """An error answer with the given HTTP status; `details` are merged into the error object."""
-
-    def __init__(
-        self, status: int, message: str, headers: _Headers = (), details: dict[str, Any] | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.headers = headers
-        self.details = details or {}
 
 
 class Gateway:
@@ -138,17 +105,18 @@ class Gateway:
 
     def routes(self) -> list[Route]:
         """The Starlette routes; mount them at the root."""
-        served: list[tuple[str, dict[str, _Handler]]] = [
-            ("/f/{name}", {"POST": self._call, "GET": self._describe}),
-            ("/v2", {"GET": self._server_metadata}),
-            ("/v2/health/live", {"GET": self._live}),
-            ("/v2/health/ready", {"GET": self._live}),
+        protocol = InferenceProtocol(
+            queue_of=self._queue,
+            submit=self._submit,
+            queues=lambda: self._queues,
+            is_open=lambda: self._is_open,
+            metrics=self._metrics,
+        )
+        served: dict[str, dict[str, Handler]] = {"/f/{name}": {"POST": self._call, "GET": self._describe}}
+        return [
+            Route(path, Endpoint(handlers, self._count), include_in_schema=False)
+            for path, handlers in (served | protocol.handlers()).items()
         ]
-        for prefix in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-            served.append((prefix, {"GET": self._model_metadata}))
-            served.append((f"{prefix}/ready", {"GET": self._model_ready}))
-            served.append((f"{prefix}/infer", {"POST": self._infer}))
-        return [Route(path, _Endpoint(handlers, self._count), include_in_schema=False) for path, handlers in served]
 
     def num_ready(self, name: str) -> int:
         """How many replicas of the named service are connected and can take work."""
@@ -210,7 +178,7 @@ class Gateway:
 
     async def _submit(
         self, queue: ServiceQueue, scope: Scope, receive: Receive, prepare: Callable[[ServiceSchema], Call]
-    ) -> tuple[GatewayReply, _Headers]:
+    ) -> tuple[GatewayReply, Headers]:
         """Return a successful answer and its headers. Raises the error to answer with."""
         answer = await queue.submit(prepare, self._timeout_s(scope), lambda: _until_disconnected(receive))
         headers = (_springtide_header(answer, queue.service.share),)
@@ -218,55 +186,35 @@ class Gateway:
             sentence = answer.outcome.body.decode("utf-8", "replace")
             if answer.outcome.status == "invalid":
                 raise InvalidRequest(f"the call does not fit the parameters of predict: {sentence}")
-            raise _HttpError(500, f"predict failed: {sentence}", headers)
+            raise HttpError(500, f"predict failed: {sentence}", headers)
         return answer, headers
 
-    async def _call(self, scope: Scope, receive: Receive) -> _Reply:
+    async def _call(self, scope: Scope, receive: Receive) -> HttpReply:
         queue = self._queue(scope)
-        body = await _read_body(scope, receive)
+        body = await read_body(scope, receive, queue.service.max_body_mib)
         value = parse_json(body)
         try:
             answer, headers = await self._submit(queue, scope, receive, lambda schema: check_call(schema, body, value))
         except InvalidRequest as error:
             if error.status != 422 or queue.schema is None:
                 raise
-            raise _HttpError(422, str(error), details={"expected": queue.schema.body_schema()}) from None
-        return _Reply(200, b'{"outputs":' + answer.outcome.body + b"}", headers)
-
-    async def _infer(self, scope: Scope, receive: Receive) -> _Reply:
-        queue = self._queue(scope)
-        request = parse_infer(await _read_body(scope, receive))
-
-        def prepare(schema: ServiceSchema) -> Call:
-            arguments = arguments_of(request, schema)
-            try:
-                body = msgspec.json.encode(arguments)
-            except (ValueError, OverflowError, RecursionError) as error:
-                raise MalformedRequest(f"the inputs cannot be written as JSON: {error}") from None
-            return check_call(schema, body, arguments)
-
-        answer, headers = await self._submit(queue, scope, receive, prepare)
-        assert queue.schema is not None, "a replica sends its schema before it answers"
-        service = queue.service
-        reply = infer_answer(
-            request, service.name, str(service.revision), queue.schema, msgspec.json.decode(answer.outcome.body)
-        )
-        return _Reply(200, msgspec.json.encode(reply), headers)
+            raise HttpError(422, str(error), details={"expected": queue.schema.body_schema()}) from None
+        return HttpReply(200, b'{"outputs":' + answer.outcome.body + b"}", headers)
 
     def _timeout_s(self, scope: Scope) -> float:
-        text = _header(scope, b"x-springtide-timeout")
+        text = header_of(scope, b"x-springtide-timeout")
         if text is None:
             return self._default_timeout_s
         try:
             timeout_s = parse_duration_s(text.decode("latin-1")[:40], "X-Springtide-Timeout")
         except InvalidRequest as error:
-            raise _HttpError(400, str(error)) from None
+            raise HttpError(400, str(error)) from None
         return min(timeout_s, _MAX_TIMEOUT_S)
 
-    async def _describe(self, scope: Scope, receive: Receive) -> _Reply:
+    async def _describe(self, scope: Scope, receive: Receive) -> HttpReply:
         queue = self._queue(scope)
         service, schema = queue.service, queue.schema
-        host = (_header(scope, b"host") or b"localhost").decode("latin-1")
+        host = (header_of(scope, b"host") or b"localhost").decode("latin-1")
         url = f"{scope.get('scheme', 'http')}://{host}/f/{service.name}"
         description: dict[str, Any] = {
             "name": service.name,
@@ -278,128 +226,12 @@ class Gateway:
             "body": schema.body_schema() if schema else None,
             "answer": schema.answer_schema() if schema else None,
             "max_batch_size": service.max_batch_size,
-            "max_body_bytes": MAX_BODY_BYTES,
+            "max_body_bytes": service.max_body_mib << 20,
             "example": _example(url, schema),
         }
         if schema is None:
             description["note"] = "the schema is known once a first replica has started; the first call starts one"
-        return _Reply(200, msgspec.json.encode(description))
-
-    async def _server_metadata(self, scope: Scope, receive: Receive) -> _Reply:
-        version = getattr(springtide, "__version__", "0")
-        return _Reply(200, msgspec.json.encode({"name": "springtide", "version": version, "extensions": []}))
-
-    async def _live(self, scope: Scope, receive: Receive) -> _Reply:
-        key = scope["path"].rsplit("/", 1)[-1]
-        return _Reply(200 if self._is_open else 503, msgspec.json.encode({key: self._is_open}))
-
-    async def _model_metadata(self, scope: Scope, receive: Receive) -> _Reply:
-        queue = self._queue(scope)
-        metadata = model_metadata(queue.service.name, str(queue.service.revision), queue.schema)
-        return _Reply(200, msgspec.json.encode(metadata))
-
-    async def _model_ready(self, scope: Scope, receive: Receive) -> _Reply:
-        """Answer 200 if a replica is ready, or if the service is scaled to zero and a request would start one."""
-        queue = self._queue(scope)
-        if queue.num_ready:
-            state = "ready"
-        elif queue.is_loading or queue.service.min_replicas > 0 or queue.num_queued:
-            state = "starting"
-        else:
-            state = "scaled_to_zero"
-        is_ready = state != "starting"
-        readiness = {"name": queue.service.name, "ready": is_ready, "state": state}
-        headers = () if is_ready else ((b"retry-after", b"1"),)
-        return _Reply(200 if is_ready else 503, msgspec.json.encode(readiness), headers)
-
-
-_Handler = Callable[[Scope, Receive], Awaitable[_Reply]]
-
-
-class _Endpoint:
-    """A raw ASGI application for one path: calls the method's handler, turns errors into answers, counts requests."""
-
-    def __init__(self, handlers: dict[str, _Handler], count: Callable[[Scope, int, float], None]) -> None:
-        self.handlers = handlers
-        self._count = count
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started_s = time.perf_counter()
-        try:
-            reply = await self._answer(scope, receive)
-        except ClientGone:
-            self._count(scope, 499, time.perf_counter() - started_s)
-            return
-        self._count(scope, reply.status, time.perf_counter() - started_s)
-        headers = [_JSON, (b"content-length", str(len(reply.body)).encode()), *reply.headers]
-        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        body = b"" if scope["method"] == "HEAD" else reply.body
-        await send({"type": "http.response.body", "body": body})
-
-    async def _answer(self, scope: Scope, receive: Receive) -> _Reply:
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        handler = self.handlers.get(method)
-        if handler is None:
-            allowed = ", ".join(sorted([*self.handlers, *(["HEAD"] if "GET" in self.handlers else [])]))
-            return _error(scope, 405, f"use {allowed} here", ((b"allow", allowed.encode()),))
-        try:
-            return await handler(scope, receive)
-        except ClientGone:
-            raise
-        except RequestRefused as error:
-            retry_after = None if error.retry_after_s is None else str(math.ceil(error.retry_after_s)).encode()
-            headers = () if retry_after is None else ((b"retry-after", retry_after),)
-            return _error(scope, error.status, str(error), headers)
-        except _HttpError as error:
-            return _error(scope, error.status, str(error), error.headers, error.details)
-        except InvalidRequest as error:
-            return _error(scope, error.status, str(error))
-        except Exception:
-            _LOG.exception("the gateway failed on %s %s", scope["method"], scope["path"])
-            return _error(scope, 500, "the gateway failed; the platform's log has the details")
-
-
-def _error(
-    scope: Scope, status: int, message: str, headers: _Headers = (), details: dict[str, Any] | None = None
-) -> _Reply:
-    """Return an error in the format of the path: a sentence for v2, else the format of the control API."""
-    # The message may quote the caller's text, which may contain lone surrogates.
-    sentence = message.encode("utf-8", "replace").decode()
-    if scope["path"].startswith("/v2"):
-        return _Reply(status, msgspec.json.encode({"error": sentence}), headers)
-    problem = {"code": _CODES.get(status, "http_error"), "message": sentence, **(details or {})}
-    return _Reply(status, msgspec.json.encode({"error": problem}), headers)
-
-
-def _header(scope: Scope, name: bytes) -> bytes | None:
-    for key, value in scope["headers"]:
-        if key == name:
-            return bytes(value)
-    return None
-
-
-async def _read_body(scope: Scope, receive: Receive) -> bytes:
-    """Read the whole body. Raises _HttpError 413 above the limit, 415 for a compressed body."""
-    encoding = _header(scope, b"content-encoding")
-    if encoding is not None and encoding.lower() != b"identity":
-        raise _HttpError(415, "send the body without Content-Encoding")
-    too_large = _HttpError(413, f"the body is over {MAX_BODY_BYTES} bytes; send fewer items per request")
-    length = _header(scope, b"content-length")
-    if length is not None and length.isdigit() and (len(length) > 12 or int(length) > MAX_BODY_BYTES):
-        raise too_large
-    chunks: list[bytes] = []
-    num_bytes = 0
-    is_complete = False
-    while not is_complete:
-        message: Message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone("the client left while it sent the body")
-        chunks.append(message.get("body", b""))
-        num_bytes += len(chunks[-1])
-        if num_bytes > MAX_BODY_BYTES:
-            raise too_large
-        is_complete = not message.get("more_body", False)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return HttpReply(200, msgspec.json.encode(description))
 
 
 async def _until_disconnected(receive: Receive) -> None:

@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from springtide.service.submission.option_models import NAME_PATTERN
-from springtide.serving.inference_protocol import MAX_DIMENSIONS, MAX_SIZE, tensor_values
+from springtide.serving.inference_protocol import tensor_values
 from springtide.serving.schema import Parameter, ServiceSchema
+from springtide.serving.tensors import MAX_DIMENSIONS, MAX_SIZE
 
 _ERROR_SCHEMA = {
     "type": "object",
@@ -21,13 +22,7 @@ _ERROR_SCHEMA = {
     },
     "required": ["error"],
 }
-# The protocol has a sentence; what is refused before the gateway sees it has the form of the control API.
-_V2_ERROR_SCHEMA = {
-    "anyOf": [
-        {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]},
-        _ERROR_SCHEMA,
-    ]
-}
+_V2_ERROR_SCHEMA = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
 # What a call may be answered with beside what predict returned.
 _ERRORS: Mapping[int, str] = MappingProxyType(
     {
@@ -36,8 +31,9 @@ _ERRORS: Mapping[int, str] = MappingProxyType(
         403: "From another host's name or another site's page",
         404: "There is no such service",
         408: "The body stopped, or came too slowly",
+        409: "Models are deployed and removed instead",
         413: "The body is too large",
-        415: "The body is compressed",
+        415: "The body is compressed in another way than gzip or deflate",
         422: "The call does not fit the parameters",
         429: "Too busy; see Retry-After",
         431: "The headers or the address are too large",
@@ -51,6 +47,7 @@ _REFUSALS = (401, 403, 431)
 _TAG = "functions"
 _V2_TAG = "open inference protocol"
 _TEXT = {"type": "string"}
+_LIST: dict[str, Any] = {"type": "array", "items": {"type": "object"}}
 _NAMES_AND_TYPES = {
     "type": "array",
     "items": {
@@ -121,14 +118,25 @@ def _protocol_paths() -> dict[str, Any]:
         inputs=_NAMES_AND_TYPES,
         outputs=_NAMES_AND_TYPES,
     )
-    readiness = _object(name=_TEXT, ready={"type": "boolean"}, state={"enum": ["ready", "starting", "scaled_to_zero"]})
+    # Without a token there is `ready` alone.
+    states = {"enum": ["ready", "starting", "scaled_to_zero", "failed"]}
+    readiness = _object(ready={"type": "boolean"})
+    readiness["properties"] |= {"name": _TEXT, "state": states}
+    config = _object(name=_TEXT, platform=_TEXT, max_batch_size={"type": "integer"}, input=_LIST, output=_LIST)
+    statistics = _object(model_stats=_LIST)
     server = _object(name=_TEXT, version=_TEXT, extensions={"type": "array", "items": _TEXT})
     paths: dict[str, Any] = {"/v2": {"get": _v2("server_metadata", "Name and version of the server", server)}}
+    paths["/v2/models/stats"] = {"get": _v2("all_statistics", "The requests to all services", statistics)}
+    paths["/v2/repository/index"] = {"post": _index()}
+    for verb in ("load", "unload"):
+        refused = _v2(f"{verb}_model", "Always refused: services are deployed and removed", {}, 409)
+        del refused["responses"]["200"]
+        paths[f"/v2/repository/models/{{model}}/{verb}"] = {"parameters": [_NAME | {"name": "model"}], "post": refused}
     for state in ("live", "ready"):
         told = _object(**{state: {"type": "boolean"}})
         described = _v2(f"server_{state}", f"Whether the server is {state}", told)
         described["responses"]["503"] = {"description": "It is not", "content": _content(told)}
-        paths[f"/v2/health/{state}"] = {"get": described}
+        paths[f"/v2/health/{state}"] = {"get": described | {"security": []}}
     prefixes: tuple[tuple[str, list[dict[str, Any]], str], ...] = (
         ("/v2/models/{name}", [_NAME], "model"),
         ("/v2/models/{name}/versions/{version}", [_NAME, _VERSION], "version"),
@@ -138,14 +146,29 @@ def _protocol_paths() -> dict[str, Any]:
         paths[prefix] = {"parameters": parameters, "get": described}
         described = _v2(f"{word}_ready", "Whether a service can answer", readiness, 404, 422)
         described["responses"]["503"] = {"description": "Its replicas are starting", "content": _content(readiness)}
-        paths[f"{prefix}/ready"] = {"parameters": parameters, "get": described}
+        paths[f"{prefix}/ready"] = {"parameters": parameters, "get": described | {"security": []}}
+        described = _v2(f"{word}_config", "The configuration of a service, as Triton writes it", config, 404, 422)
+        paths[f"{prefix}/config"] = {"parameters": parameters, "get": described}
+        described = _v2(f"{word}_statistics", "The requests to a service", statistics, 404, 422)
+        paths[f"{prefix}/stats"] = {"parameters": parameters, "get": described}
     return paths
 
 
+def _index() -> dict[str, Any]:
+    entry = _object(name=_TEXT, version=_TEXT, state={"enum": ["READY", "LOADING", "UNAVAILABLE"]}, reason=_TEXT)
+    described = _v2("index", "The services", {"type": "array", "items": entry}, 400, 408, 413, 415)
+    asked = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
+    return described | {"requestBody": {"required": False, "content": _content(asked)}}
+
+
 def _infer(name: str, schema: ServiceSchema | None) -> dict[str, Any]:
-    answer = _object(model_name=_TEXT, model_version=_TEXT, outputs={"type": "array", "items": {"type": "object"}})
+    answer = _object(model_name=_TEXT, model_version=_TEXT, outputs=_LIST)
     return {
         "summary": f"Call {name} with tensors",
+        "description": (
+            "With the header Inference-Header-Content-Length the body is so many bytes of JSON, then the bytes of the "
+            "inputs that have binary_data_size instead of data. Outputs with binary_data come back in the same form."
+        ),
         "operationId": f"infer_{name}",
         "tags": [_V2_TAG],
         "requestBody": {"required": True, "content": _content(_infer_body(schema))},
@@ -180,7 +203,7 @@ def _tensors(parameter: Parameter) -> list[dict[str, Any]]:
     """The tensors that a parameter may be sent as, by the kind of their values."""
     shape = {
         "type": "array",
-        "items": {"type": "integer", "minimum": 0, "maximum": MAX_SIZE},
+        "items": {"type": "integer", "minimum": 1, "maximum": MAX_SIZE},
         "minItems": len(parameter.shape) if parameter.is_list else 0,
         "maxItems": MAX_DIMENSIONS,
     }
@@ -191,7 +214,7 @@ def _tensors(parameter: Parameter) -> list[dict[str, Any]]:
                 "name": {"const": parameter.name},
                 "shape": shape,
                 "datatype": {"enum": datatypes},
-                "data": {"type": "array", "items": {"anyOf": [value, {"type": "array"}]}},
+                "data": {"type": "array", "minItems": 1, "items": {"anyOf": [value, {"type": "array"}]}},
                 "parameters": {"type": "object"},
             },
             "required": ["name", "shape", "datatype", "data"],

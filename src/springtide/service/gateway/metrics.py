@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Observations(NamedTuple):
+    """How often something happened since the platform started, and the sum of its values."""
+
+    num: int = 0
+    total: float = 0.0
 
 
 class GatewayMetrics:
@@ -38,6 +47,13 @@ class GatewayMetrics:
             registry=registry,
             buckets=_SECONDS,
         )
+        self.predict = Histogram(
+            "springtide_predict_seconds",
+            "How long predict worked on a batch.",
+            by_service,
+            registry=registry,
+            buckets=_SECONDS,
+        )
         self.in_flight = Gauge(
             "springtide_in_flight", "Requests sent to replicas and not answered.", by_service, registry=registry
         )
@@ -49,3 +65,22 @@ class GatewayMetrics:
         if counted is None:
             counted = self._requests[key] = self.request.labels(service, str(status))
         counted.observe(seconds)
+
+    def answers(self, service: str) -> tuple[Observations, Observations]:
+        """The requests of a service that succeeded and those that did not, with their seconds."""
+        succeeded, failed = Observations(), Observations()
+        for (name, status), counted in self._requests.items():
+            if name == service:
+                found = totals_of(counted)
+                if status == 200:
+                    succeeded = found
+                else:
+                    failed = Observations(failed.num + found.num, failed.total + found.total)
+        return succeeded, failed
+
+
+def totals_of(histogram: Histogram) -> Observations:
+    """The number and the sum of what a histogram of one service has observed."""
+    values = {sample.name: sample.value for metric in histogram.collect() for sample in metric.samples}
+    num = next(value for name, value in values.items() if name.endswith("_count"))
+    return Observations(int(num), next(value for name, value in values.items() if name.endswith("_sum")))

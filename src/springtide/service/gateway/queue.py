@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -59,6 +59,7 @@ class ServiceQueue:
         self._metrics = metrics
         self._queue_seconds = metrics.queue.labels(route.service.name)
         self._batch_items = metrics.batch.labels(route.service.name)
+        self._predict_seconds = metrics.predict.labels(route.service.name)
         self._in_flight_gauge = metrics.in_flight.labels(route.service.name)
         self._post = post
         self._reported: LoadObserved | None = None
@@ -93,6 +94,21 @@ class ServiceQueue:
     def num_queued(self) -> int:
         """The number of waiting requests, including those held until the schema is known."""
         return len(self._waiting) + len(self._held)
+
+    @property
+    def readiness(self) -> Literal["ready", "starting", "scaled_to_zero", "failed"]:
+        """Whether a request is answered, now or after a start. Scaled to zero: a request would start a replica."""
+        if self._failure:
+            return "failed"
+        if self.num_ready:
+            return "ready"
+        is_starting = self.is_loading or self.service.min_replicas > 0 or self.num_queued > 0
+        return "starting" if is_starting else "scaled_to_zero"
+
+    @property
+    def trouble(self) -> str:
+        """Why the service has failed, or has no replica yet, if that is known."""
+        return self._failure or self._waits
 
     @property
     def is_loading(self) -> bool:
@@ -424,6 +440,7 @@ class ServiceQueue:
             # A batch sent to a busy replica waits there first; only the time that the replica worked on it counts.
             began_s = max(sent.sent_at_s, self._answered_at_s.get(client.replica_id, 0.0))
             self._call_s = smooth(self._call_s, now_s - began_s)
+            self._predict_seconds.observe(reply.predict_s)
             if self._is_first_answer_due and self._ready_at_s is not None:
                 self._is_first_answer_due, self.first_answer_s = False, now_s - self._ready_at_s
             for pending, outcome in zip(sent.pendings, reply.outcomes, strict=True):

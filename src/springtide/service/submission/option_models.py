@@ -323,6 +323,7 @@ if TYPE_CHECKING:
         max_batch_size: int
         target_in_flight: int
         max_queue: int
+        max_body_mib: int
         devices_each: int
         share: ShareIn | None
         capacity_per_s: float | None

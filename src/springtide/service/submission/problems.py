@@ -1,4 +1,7 @@
-"""Errors that only HTTP has, and the answer to every error: {"error": {"code", "message"}}."""
+"""Errors that only HTTP has, and the answer to every error: {"error": {"code", "message"}}.
+
+Below /v2 it is {"error": sentence}, because clients of the Open Inference Protocol fail on anything but a text there.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Match
+from starlette.types import Receive, Scope, Send
 
 from springtide.core.errors import BackendError, CapacityError, InvalidRequest, SpringtideError, StorageError
 
@@ -63,10 +67,31 @@ class HeadersTooLarge(InvalidRequest):
     code = "headers_too_large"
 
 
+def is_inference_protocol(path: str) -> bool:
+    """Whether the path belongs to the Open Inference Protocol, which has its own form of errors."""
+    return path == "/v2" or path.startswith("/v2/")
+
+
+class _Problem(Response):
+    """An error's answer. Its form is that of the request's path, which is known when it is sent."""
+
+    media_type = "application/json"
+
+    def __init__(self, status: int, code: str, message: str, headers: dict[str, str] | None) -> None:
+        self._message = message
+        super().__init__(msgspec.json.encode({"error": {"code": code, "message": message}}), status, headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        if is_inference_protocol(scope["path"]):
+            self.body = msgspec.json.encode({"error": self._message})
+            self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
+
+
 def problem(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> Response:
-    """Return an answer in the one shape that all errors have."""
-    body = msgspec.json.encode({"error": {"code": code, "message": message}})
-    return Response(body, status_code=status, media_type="application/json", headers=headers)
+    """Return an answer in the shape that all errors of its path have."""
+    return _Problem(status, code, message, headers)
 
 
 _HEADERS: Mapping[int, dict[str, str]] = MappingProxyType(

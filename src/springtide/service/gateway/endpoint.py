@@ -1,0 +1,177 @@
+"""HTTP for the gateway's handlers: bounded bodies in, answers and errors out, on bare ASGI."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from springtide.core.errors import InvalidRequest, SpringtideError
+from springtide.service.gateway.compression import BadCompression, compressed, decompressed
+from springtide.service.gateway.requests import ClientGone, RequestRefused
+from springtide.service.submission.problems import is_inference_protocol
+
+_LOG = logging.getLogger("springtide.gateway")
+JSON_TYPE = b"application/json"
+# Below this, compression saves less than its own work and its header cost.
+_MIN_COMPRESSED_BYTES = 1024
+Headers = tuple[tuple[bytes, bytes], ...]
+_CODES = {
+    400: "malformed_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "too_slow",
+    413: "too_large",
+    415: "unsupported_media_type",
+    422: "invalid_request",
+    429: "overloaded",
+    500: "internal",
+    502: "replica_lost",
+    503: "unavailable",
+    504: "too_late",
+}
+
+
+class HttpReply(msgspec.Struct, frozen=True):
+    """An HTTP answer."""
+
+    status: int
+    body: bytes
+    headers: Headers = ()
+    media_type: bytes = JSON_TYPE
+
+
+class HttpError(SpringtideError):
+    """An error answer with the given HTTP status; `details` are merged into the error object."""
+
+    def __init__(self, status: int, message: str, headers: Headers = (), details: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+        self.details = details or {}
+
+
+Handler = Callable[[Scope, Receive], Awaitable[HttpReply]]
+
+
+class Endpoint:
+    """A raw ASGI application for one path: calls the method's handler, turns errors into answers, counts requests."""
+
+    def __init__(self, handlers: dict[str, Handler], count: Callable[[Scope, int, float], None]) -> None:
+        self.handlers = handlers
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        started_s = time.perf_counter()
+        try:
+            reply = await self._answer(scope, receive)
+        except ClientGone:
+            self._count(scope, 499, time.perf_counter() - started_s)
+            return
+        self._count(scope, reply.status, time.perf_counter() - started_s)
+        length = str(len(reply.body)).encode()
+        headers = [(b"content-type", reply.media_type), (b"content-length", length), *reply.headers]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        body = b"" if scope["method"] == "HEAD" else reply.body
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> HttpReply:
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        handler = self.handlers.get(method)
+        if handler is None:
+            allowed = ", ".join(sorted([*self.handlers, *(["HEAD"] if "GET" in self.handlers else [])]))
+            return _error(scope, 405, f"use {allowed} here", ((b"allow", allowed.encode()),))
+        try:
+            return await handler(scope, receive)
+        except ClientGone:
+            raise
+        except RequestRefused as error:
+            retry_after = None if error.retry_after_s is None else str(math.ceil(error.retry_after_s)).encode()
+            headers = () if retry_after is None else ((b"retry-after", retry_after),)
+            return _error(scope, error.status, str(error), headers)
+        except HttpError as error:
+            return _error(scope, error.status, str(error), error.headers, error.details)
+        except InvalidRequest as error:
+            return _error(scope, error.status, str(error))
+        except Exception:
+            _LOG.exception("the gateway failed on %s %s", scope["method"], scope["path"])
+            return _error(scope, 500, "the gateway failed; the platform's log has the details")
+
+
+def _error(
+    scope: Scope, status: int, message: str, headers: Headers = (), details: dict[str, Any] | None = None
+) -> HttpReply:
+    """Return an error in the format of the path: a sentence for v2, else the format of the control API."""
+    # The message may quote the caller's text, which may contain lone surrogates.
+    sentence = message.encode("utf-8", "replace").decode()
+    if is_inference_protocol(scope["path"]):
+        return HttpReply(status, msgspec.json.encode({"error": sentence}), headers)
+    problem = {"code": _CODES.get(status, "http_error"), "message": sentence, **(details or {})}
+    return HttpReply(status, msgspec.json.encode({"error": problem}), headers)
+
+
+def header_of(scope: Scope, name: bytes) -> bytes | None:
+    """The value of the request's first header of this name, in lower case; None without one."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+async def read_body(scope: Scope, receive: Receive, limit_mib: int) -> bytes:
+    """Read the whole body, and decompress one in gzip or deflate.
+
+    Raises HttpError: 413 above the limit, before or after decompression, 415 for another Content-Encoding, 400 if the
+    compressed data is damaged.
+    """
+    encoding = (header_of(scope, b"content-encoding") or b"identity").strip().lower()
+    if encoding not in (b"identity", b"gzip", b"deflate"):
+        raise HttpError(415, "send the body as it is, or with Content-Encoding gzip or deflate")
+    limit_bytes = limit_mib << 20
+    too_large = HttpError(
+        413, f"the body is over {limit_mib} MiB; send fewer items per request, or deploy with a higher max_body"
+    )
+    length = header_of(scope, b"content-length")
+    if length is not None and length.isdigit() and (len(length) > 12 or int(length) > limit_bytes):
+        raise too_large
+    chunks: list[bytes] = []
+    num_bytes = 0
+    is_complete = False
+    while not is_complete:
+        message: Message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone("the client left while it sent the body")
+        chunks.append(message.get("body", b""))
+        num_bytes += len(chunks[-1])
+        if num_bytes > limit_bytes:
+            raise too_large
+        is_complete = not message.get("more_body", False)
+    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    if encoding == b"identity":
+        return body
+    try:
+        found = decompressed(body, encoding.decode(), limit_bytes)
+    except BadCompression as error:
+        raise HttpError(400, str(error)) from None
+    if found is None:
+        raise too_large
+    return found
+
+
+def compressed_if_asked(scope: Scope, reply: HttpReply) -> HttpReply:
+    """The reply with its body compressed, if the request's Accept-Encoding names gzip or deflate; small ones as is."""
+    asked = (header_of(scope, b"accept-encoding") or b"").decode("latin-1")
+    if not asked or len(reply.body) < _MIN_COMPRESSED_BYTES:
+        return reply
+    found = compressed(reply.body, asked)
+    if found is None:
+        return reply
+    encoding, body = found
+    headers = (*reply.headers, (b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding"))
+    return msgspec.structs.replace(reply, body=body, headers=headers)
