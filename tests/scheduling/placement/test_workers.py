@@ -133,7 +133,7 @@ def test_a_job_whose_worker_fits_no_node_waits_or_is_refused_with_the_reason() -
 
 def test_a_plan_with_a_worker_on_two_nodes_is_refused() -> None:
     snapshot = seen(events.JobSubmitted(job=job("a")))
-    with pytest.raises(PolicyError, match="each of its workers needs 2 devices of one node"):
+    with pytest.raises(PolicyError, match="each of its workers or replicas needs 2 devices of one node"):
         check_plan(snapshot, Wanted(a=("n0/0", "n1/0")).decide(snapshot))
 
 

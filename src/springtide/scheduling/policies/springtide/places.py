@@ -171,9 +171,7 @@ def _pack(
     scattered.sort(key=lambda workload_id: (-placed[workload_id].num_devices, workload_id))
     for workload_id in scattered:
         # Where no block can be cleared for all of it, on fewer nodes at least.
-        for num_parts in (1, 2, 4):
-            if packing.gather(workload_id, num_parts):
-                break
+        any(packing.gather(workload_id, num_parts) for num_parts in (1, 2, 4))
     result = dict(placed)
     for workload_id in packing.moved:
         bits = packing.places[workload_id]
