@@ -357,6 +357,16 @@ def test_a_promised_part_that_may_not_open_all_it_could_use_opens_what_its_deadl
     check_scene(([(6.0, first), (66.0, second), (126.0, part_job), (126.0, weak)], events, 3))
 
 
+def test_promised_parts_start_where_they_were_planned_together():
+    """Once the weak job had left, the first of them was put where the second one needs to be."""
+    whole = {"profile_steps_per_s": {1: 1.0, 2: 2.0, 4: 4.0}, "num_virtual_shards": 64}
+    first = job("first", make_share(0.4, 0.4), workers=(1, 1), total_steps=200, goal=Goal(deadline_s=1096.0), **whole)
+    weak = job("weak", make_share(0.7), workers=(1, 1), total_steps=442, **whole).job
+    small = job("small", make_share(0.3), workers=(1, 1), total_steps=694, goal=Goal(deadline_s=7086.0), **whole).job
+    wide = job("wide", make_share(0.4, 0.4), workers=(1, 2), total_steps=504, goal=Goal(deadline_s=965.0), **whole).job
+    check_scene(([(6.0, first.job), (16.0, weak), (136.0, small), (136.0, wide)], [], 2))
+
+
 def test_a_promise_in_the_place_of_another_part_opens_no_device():
     """A decision came to no end: what the one gave up counted as opened by the other, although that was barred."""
     whole = {"workers": (1, 1), "total_steps": 20, "profile_steps_per_s": {1: 1.0}}

@@ -21,6 +21,8 @@ from springtide.scheduling.sharing.packing import Packer, PlacementRequest
 
 # Devices of the inner policy that a sharer gets as soon as they are free, each with that sharer.
 Claims = Mapping[DeviceId, WorkloadId]
+# Devices by the job that is to have parts of them.
+Places = Mapping[WorkloadId, Sequence[DeviceId]]
 Worker = tuple[DeviceId, ...]
 # On so many nodes others are asked to make room for the devices of one worker, at most.
 MOST_NODES = 16
@@ -86,6 +88,16 @@ class ShareBoard:
     def hold_job(self, view: JobView, devices: Sequence[DeviceId]) -> None:
         """Enter a job on exactly these devices, which have room."""
         self.hold(view.job.job_id, view.job.family or view.job.name, devices)
+
+    def has_room(self, view: JobView, devices: Sequence[DeviceId], *, may_open: bool) -> bool:
+        """Whether a job could be entered on all of these devices; if not `may_open`, on devices that are shared."""
+        demand, ledger = demand_of(self.share[view.job.job_id]), self.ledger
+        return all(
+            device_id in ledger.at
+            and ledger.has_room(device_id, demand)
+            and (may_open or bool(ledger.is_open[ledger.at[device_id]]))
+            for device_id in devices
+        )
 
     def request(self, view: JobView, *, avoid: frozenset[DeviceId]) -> PlacementRequest:
         """The devices of one worker of a job. One on several is put where no device of a worker that is there is: it

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from springtide.core.decision import JobView, PoolAllocation, Refusal, ServiceView, Snapshot
+from springtide.core.decision import EMPTY, JobView, PoolAllocation, Refusal, ServiceView, Snapshot
 from springtide.core.resources import DeviceId
 from springtide.core.shares import MAX_LIMIT, TOLERANCE, Share
 from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.replicas import wanted_replicas
-from springtide.scheduling.sharing.board import Claims, Reach, ShareBoard, in_parts
+from springtide.scheduling.sharing.board import Claims, Places, Reach, ShareBoard, in_parts
 from springtide.scheduling.sharing.deadlines import can_promise, fewest_in_time, is_promised, sure_s
 from springtide.scheduling.sharing.packing import Packer, PlacementRequest
 from springtide.scheduling.sharing.words import lacks_text, lacks_together_text, places_text
@@ -43,7 +43,8 @@ class SharePlan:
     unless the inner policy leaves them free.
 
     `opened` are the claims other than guaranteed minimums that take a whole device now. Those in `barred` take none;
-    `waiting` are the services that are left without a replica by that.
+    `waiting` are the services that are left without a replica by that. `planned` are the places that the last decision
+    had for promised jobs that have not started yet: together they have room there.
     """
 
     def __init__(
@@ -53,8 +54,9 @@ class SharePlan:
         claims: Claims,
         barred: frozenset[WeakClaim] = frozenset(),
         yielded: frozenset[DeviceId] = frozenset(),
+        planned: Places = EMPTY,
     ) -> None:
-        self._snapshot = snapshot
+        self._snapshot, self._planned = snapshot, planned
         self._packer = packer
         self.services = tuple([view for view in snapshot.services if view.service.share is not None])
         self.jobs = tuple([v for v in snapshot.jobs if v.job.share is not None and not v.job.is_on_functions])
@@ -275,6 +277,12 @@ class SharePlan:
         if not (is_promised(view) or can_promise(view)) or self._snapshot.allocations.get(job.job_id) is not None:
             return
         count = fewest_in_time(view, self._snapshot.now_s, self._snapshot.overheads)
+        before = self._planned.get(job.job_id, ()) if is_promised(view) else ()
+        if before and count is not None and len(before) >= count:
+            may_open = claim not in self._barred and (len(before) == count or ("more", job.job_id) not in self._barred)
+            if self._board.has_room(view, before, may_open=may_open):
+                self._start(view, claim[0], before)
+                return
         most_opened = count if ("more", job.job_id) in self._barred else None
         found = self._find(view, frozenset(), may_open=claim not in self._barred, most_opened=most_opened)
         if found is not None and self._is_in_time(view, sure_s(view, len(found), self._snapshot.overheads)):
@@ -301,6 +309,12 @@ class SharePlan:
         self._note_opened(claim, job_id, devices)
         self._board.hold_job(view, devices)
         self._started.append(job_id)
+
+    def places_of_promised(self) -> Places:
+        """Where the jobs are to start whose deadline is promised, or is from now on."""
+        held, promised = self._snapshot.allocations, {view.job.job_id for view in self.jobs if is_promised(view)}
+        waiting = [who for who in self._started if who not in held and (who in promised or who in self.admitted)]
+        return {who: tuple(self._chosen[who]) for who in waiting}
 
     def _is_in_time(self, view: JobView, left_s: float) -> bool:
         deadline_s = view.job.goal.deadline_s

@@ -20,13 +20,14 @@ from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.placement.layout import topology_of
 from springtide.scheduling.replicas import next_idle_at_s, wanted_replicas
-from springtide.scheduling.sharing.board import Claims
+from springtide.scheduling.sharing.board import Claims, Places
 from springtide.scheduling.sharing.deadlines import end_s, is_late
 from springtide.scheduling.sharing.packing import DiluPacker, Packer
 from springtide.scheduling.sharing.plan import WEAK_CLAIMS, SharePlan, WeakClaim
 
-# The key of the claimed devices in the memory, beside the memory of the inner policy.
-_CLAIMS = "claimed"
+# The keys of the claimed devices and of the places of promised jobs that wait for others to leave them, in the memory
+# beside the memory of the inner policy.
+_CLAIMS, _PLANNED = "claimed", "planned"
 _NONE: frozenset[DeviceId] = frozenset()
 # How many claims of sharers are tried one by one in a decision where promises leave no room for all of them.
 MOST_TRIED = 8
@@ -53,12 +54,12 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     def decide(self, snapshot: Snapshot, derived: DecisionCache | None = None) -> Plan:
         """Return the plan for this snapshot."""
         decisions = derived or DecisionCache(self.inner)
-        memory, claims = _split(snapshot.memory)
+        memory, claims, planned = _split(snapshot.memory)
         if not has_shares(snapshot):
             return decisions.decide(snapshot if memory is snapshot.memory else replace(snapshot, memory=memory))
         if any(node.pool != "shared" or node.owner != "shared" for node in snapshot.cluster.nodes):
             return self._one_each(snapshot, memory, claims, decisions)
-        parts, plan = self._beside_promises(snapshot, memory, claims, decisions)
+        parts, plan = self._beside_promises(snapshot, memory, claims, planned, decisions)
         parts.finish({device_id: who for who, given in plan.allocations.items() for device_id in given.device_ids})
         idle_at_s = next_idle_at_s([view for view in parts.services if view.wanted_replicas is None], snapshot.now_s)
         late, late_at_s = _given_up(parts, snapshot)
@@ -73,11 +74,11 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
             reasons={**plan.reasons, **_displaced(parts), **parts.reasons, **dict.fromkeys(late, _GIVEN_UP)},
             claims={**plan.claims, **_waits(parts, plan, snapshot), **late},
             revisit_at_s=min(moments, default=None),
-            memory={_CLAIMS: dict(parts.claims), "inner": plan.memory} if parts.claims else plan.memory,
+            memory=_joined(parts.claims, parts.places_of_promised(), plan.memory),
         )
 
     def _beside_promises(
-        self, snapshot: Snapshot, memory: Any, claims: Claims, decisions: DecisionCache
+        self, snapshot: Snapshot, memory: Any, claims: Claims, planned_before: Places, decisions: DecisionCache
     ) -> tuple[SharePlan, Plan]:
         """The plan for sharers and the inner policy's plan for the rest.
 
@@ -90,7 +91,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         plans: dict[frozenset[DeviceId], Plan] = {}
 
         def parts_of(barred: frozenset[WeakClaim], yielded: frozenset[DeviceId] = _NONE) -> SharePlan:
-            return SharePlan(snapshot, self.packer, claims, barred, yielded)
+            return SharePlan(snapshot, self.packer, claims, barred, yielded, planned_before)
 
         def plan_beside(parts: SharePlan) -> Plan:
             # The inner policy is shown nothing of what sharers do but the devices that they take.
@@ -161,7 +162,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
                 for share in [shares.get(who)]
             },
             reasons={**plan.reasons, **wide} if wide else plan.reasons,
-            memory={_CLAIMS: claims, "inner": plan.memory} if claims else plan.memory,
+            memory=_joined(claims, {}, plan.memory),
         )
 
     def _at_request(self, view: JobView) -> JobView:
@@ -183,11 +184,18 @@ def has_shares(snapshot: Snapshot) -> bool:
     )
 
 
-def _split(memory: Any) -> tuple[Any, Claims]:
-    """The inner policy's memory, and the devices that were claimed at the last decision."""
-    if isinstance(memory, Mapping) and memory.keys() == {_CLAIMS, "inner"}:
-        return memory["inner"], memory[_CLAIMS]
-    return memory, {}
+def _split(memory: Any) -> tuple[Any, Claims, Places]:
+    """The inner policy's memory, the devices that were claimed at the last decision, and the places of promised jobs
+    that were to start."""
+    if isinstance(memory, Mapping) and "inner" in memory and memory.keys() <= {_CLAIMS, _PLANNED, "inner"}:
+        return memory["inner"], memory.get(_CLAIMS, {}), memory.get(_PLANNED, {})
+    return memory, {}, {}
+
+
+def _joined(claims: Claims, planned: Places, inner: Any) -> Any:
+    """The memory of all that."""
+    found = {key: dict(value) for key, value in ((_CLAIMS, claims), (_PLANNED, planned)) if value}
+    return {**found, "inner": inner} if found else inner
 
 
 def _in_order(snapshot: Snapshot, allocations: Mapping[WorkloadId, Allocation]) -> dict[WorkloadId, Allocation]:
