@@ -367,6 +367,24 @@ def test_promised_parts_start_where_they_were_planned_together():
     check_scene(([(6.0, first.job), (16.0, weak), (136.0, small), (136.0, wide)], [], 2))
 
 
+def test_parts_that_have_grown_give_way_to_a_promise_that_starts_later():
+    """The promise waits in both plans, given up in one and in time in the other: the two were taken for the same."""
+    whole = {"profile_steps_per_s": {1: 1.0, 2: 2.0, 4: 4.0}, "num_virtual_shards": 64}
+
+    def due_at(name, share, most, steps, deadline_s):
+        return job(name, share, workers=(1, most), total_steps=steps, goal=Goal(deadline_s=deadline_s), **whole).job
+
+    arrivals = [
+        (11.0, due_at("later", None, 2, 287, 451.5)),
+        (16.0, due_at("sooner", None, 3, 335, 361.0)),
+        (21.0, due_at("short", None, 1, 94, 126.88)),
+        (86.0, due_at("part", make_share(0.7), 2, 251, 633.857)),
+    ]
+    asleep = replace(service("s", None).service, grace_s=5.0, idle_s=5.0, max_replicas=2)
+    events = [(0.0, ServiceDeployed(service=asleep)), (20.0, load(asleep, 3)), (45.0, load(asleep, 0))]
+    check_scene((arrivals, events, 3))
+
+
 def test_a_promise_in_the_place_of_another_part_opens_no_device():
     """A decision came to no end: what the one gave up counted as opened by the other, although that was barred."""
     whole = {"workers": (1, 1), "total_steps": 20, "profile_steps_per_s": {1: 1.0}}

@@ -309,7 +309,9 @@ def _missing_replicas(snapshot: Snapshot, plan: Plan) -> set[tuple[WorkloadId, i
 
 def _lacking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
     """Whom the inner policy's plan gives up, refuses or lets wait, and each replica that services lack."""
-    harmed = {(who, max(_WAITS, number)) for who, number in _harmed(snapshot, parts, plan)}
+    harmed = _harmed(snapshot, parts, plan)
+    # To be given up is worse than to wait.
+    harmed |= {(who, _WAITS) for who, number in harmed if number == _IS_LOST}
     return _waiting(snapshot, parts, plan) | harmed | _missing_replicas(snapshot, plan)
 
 
