@@ -49,6 +49,9 @@ def before_call(context: HookContext, case: Case, kwargs: JsonObject) -> None:
     options = body.get("options")
     if isinstance(options, dict):
         put_in_order(options)
+        if case.path.startswith("/v1/services") and not isinstance(options.get("share"), dict):
+            # Several devices of each of which a replica holds nothing.
+            options.pop("devices_each", None)
     if case.path.endswith("/infer"):
         for tensor in body["inputs"]:
             # What remains is the values; the shape follows from them.
@@ -75,10 +78,6 @@ def put_in_order(options: JsonObject) -> None:
     if options.get("on") == "functions":
         # None of the sources is declared in parts that can be cut into stages.
         options.pop("on")
-    if options.get("on") == "auto":
-        # A function's environment is its image's.
-        for place in ("env", "secrets", "requirements", "python"):
-            options.pop(place, None)
     for place in ("env", "secrets"):
         if isinstance(options.get(place), dict):
             options[place] = variables(place, options[place])

@@ -39,7 +39,7 @@ from springtide.serving.inference_protocol import (
 from springtide.serving.schema import Call, MalformedRequest, ServiceSchema, check_call, parse_json
 
 # The key in a request's scope that says that it came without the token.
-WITHOUT_TOKEN = "springtide.without_token"
+WITHOUT_TOKEN = "springtide:without_token"
 _MODEL_READY = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/ready")
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 _STATES = {"ready": "READY", "starting": "LOADING", "scaled_to_zero": "READY", "failed": "UNAVAILABLE"}
