@@ -314,7 +314,7 @@ class SharePlan:
         """Where the jobs are to start whose deadline is promised, or is from now on."""
         held, promised = self._snapshot.allocations, {view.job.job_id for view in self.jobs if is_promised(view)}
         waiting = [who for who in self._started if who not in held and (who in promised or who in self.admitted)]
-        return {who: tuple(self._chosen[who]) for who in waiting}
+        return {who: list(self._chosen[who]) for who in waiting}
 
     def _is_in_time(self, view: JobView, left_s: float) -> bool:
         deadline_s = view.job.goal.deadline_s

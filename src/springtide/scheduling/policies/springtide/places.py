@@ -169,9 +169,10 @@ def _pack(
         budget,
     )
     scattered.sort(key=lambda workload_id: (-placed[workload_id].num_devices, workload_id))
+    # Where no block can be cleared for all of it, since services and parts do not move, on fewer nodes at least.
+    is_crowded = bool(snapshot.services) or len({len(node.devices) for node in snapshot.cluster.nodes}) > 1
     for workload_id in scattered:
-        # Where no block can be cleared for all of it, on fewer nodes at least.
-        any(packing.gather(workload_id, num_parts) for num_parts in (1, 2, 4))
+        any(packing.gather(workload_id, num_parts) for num_parts in ((1, 2, 4) if is_crowded else (1,)))
     result = dict(placed)
     for workload_id in packing.moved:
         bits = packing.places[workload_id]
