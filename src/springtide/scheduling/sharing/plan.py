@@ -278,7 +278,8 @@ class SharePlan:
             return
         count = fewest_in_time(view, self._snapshot.now_s, self._snapshot.overheads)
         before = self._planned.get(job.job_id, ()) if is_promised(view) else ()
-        if before and count is not None and len(before) >= count:
+        # Its owner may have changed its bounds since.
+        if before and count is not None and count <= len(before) <= most_workers(view):
             may_open = claim not in self._barred and (len(before) == count or ("more", job.job_id) not in self._barred)
             if self._board.has_room(view, before, may_open=may_open):
                 self._start(view, claim[0], before)
