@@ -485,7 +485,8 @@ class Decision:
         places = {workload_id: allocation.device_ids for workload_id, allocation in placed.items()}
         state.mark_used(layout_of(snapshot.cluster), self.now_s, places)
         state.record_devices(self.now_s, placed)
-        state.stop_first = sorted(jobs_to_stop_first(snapshot, placed)) if snapshot.allocations else []
+        state.stop_first = sorted(jobs_to_stop_first(snapshot, placed, state.hurried)) if snapshot.allocations else []
+        state.hurried.clear()
         self.reservations.commit()
         state.slowed = {key: factor for key, factor in state.slowed.items() if key in self.reservations.entries}
         for job_id in state.sure.keys() - self.reservations.entries.keys():

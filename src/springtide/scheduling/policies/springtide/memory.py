@@ -78,6 +78,7 @@ class State:
         self.encoded: dict[WorkloadId, tuple[Devices, list[int]]] = {}
         self.waiting: set[str] = set()
         self.stop_first: list[WorkloadId] = []
+        self.hurried: set[WorkloadId] = set()
         self.trials: dict[WorkloadId, tuple[int, int]] = {}
         self.lent: dict[WorkloadId, float] = {}
         self.waits: dict[WorkloadId, float | None] = {}

@@ -3,7 +3,7 @@ which jobs go on where they are although their schedules give them nothing now."
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from graphlib import TopologicalSorter
 
 from msgspec.structs import replace
@@ -43,37 +43,53 @@ def not_taken(wanted: Placed, placed: Placed) -> Placed:
     return {who: given for who, given in wanted.items() if who not in placed and taken.isdisjoint(given.device_ids)}
 
 
-def jobs_to_stop_first(snapshot: Snapshot, placed: Placed) -> set[WorkloadId]:
-    """The running jobs to stop before they get their new devices, since jobs would wait for each other's devices in a
-    cycle otherwise."""
-    waits = {
-        workload_id: others
-        for workload_id, others in _waits_for(snapshot, placed).items()
-        if workload_id in snapshot.allocations
+def jobs_to_stop_first(
+    snapshot: Snapshot, placed: Placed, hurried: Collection[WorkloadId] = frozenset()
+) -> set[WorkloadId]:
+    """The running jobs to stop before they get their new devices: those in `hurried` whose devices others get, and
+    those that would wait for each other's devices in a cycle otherwise."""
+    held = snapshot.allocations
+    holder = {device: who for who in hurried if who in held for device in held[who].device_ids}
+    stopped = {
+        holder[device]
+        for who, allocation in (placed.items() if holder else ())
+        for device in allocation.device_ids
+        if holder.get(device, who) != who
     }
-    return _cycle_breakers(waits, snapshot)
+    waits = {
+        workload_id: others - stopped
+        for workload_id, others in _waits_for(snapshot, placed).items()
+        if workload_id in held and workload_id not in stopped
+    }
+    return stopped | _cycle_breakers(waits, snapshot)
+
+
+def hurry(state: State, snapshot: Snapshot, placed: Placed, spare: Container[WorkloadId], job_id: str) -> bool:
+    """Stop the moving jobs of `spare` first that this promised job waits for, directly or through others
+    (`State.hurried`): it cannot wait until they are warm elsewhere. Returns whether there were any more of them."""
+    if not state.reservations.entries[job_id].is_promised:
+        return False
+    waits, warming = _waits_for(snapshot, placed), _warming(state, snapshot, placed)
+    found, left = set[WorkloadId](), [WorkloadId(job_id)]
+    while left:
+        who = left.pop()
+        others = {warming[device] for device in placed[who].device_ids if device in warming} | waits.get(who, set())
+        left += sorted(others - found)
+        found |= others
+    more = {who for who in found if who in spare} - state.hurried
+    state.hurried |= more
+    return bool(more)
 
 
 def delays(state: State, snapshot: Snapshot, placed: Placed) -> Mapping[WorkloadId, float]:
     """For how many seconds other jobs still hold the new devices of each job: a job that moves, or is moving already,
     keeps its devices until its workers on the new ones are warm."""
-    held = snapshot.allocations
-    decided = state.devices
-    warming = {
-        device: workload_id
-        for workload_id, allocation in held.items()
-        if (own := decided.get(workload_id)) is not allocation.device_ids
-        and own
-        and len(allocation.device_ids) > len(own)
-        if workload_id in placed
-        for device in allocation.device_ids
-    }
+    held, warming = snapshot.allocations, _warming(state, snapshot, placed)
     waits, twice = _waits_for(snapshot, placed), _changing_twice(snapshot, placed)
     if not waits and not warming and not twice:
         return {}
-    waiting = {workload_id: others for workload_id, others in waits.items() if workload_id in held}
-    stopped = _cycle_breakers(waiting, snapshot)
     # A job that is stopped first delays no other job.
+    stopped = jobs_to_stop_first(snapshot, placed, state.hurried)
     movers = {who: [other for other in others if other not in stopped] for who, others in waits.items()}
     later = state.reservations.costs.later
     found: dict[WorkloadId, float] = {}
@@ -82,7 +98,7 @@ def delays(state: State, snapshot: Snapshot, placed: Placed) -> Mapping[Workload
         if workload_id in found:
             continue
         moving = {warming[device] for device in placed[workload_id].device_ids if device in warming}
-        moving.discard(workload_id)
+        moving -= stopped | {workload_id}
         found[workload_id] = max(
             *(later[placed[other].num_devices] + found[other] for other in movers.get(workload_id, ())),
             *(later[placed[other].num_devices] for other in moving),
@@ -90,6 +106,19 @@ def delays(state: State, snapshot: Snapshot, placed: Placed) -> Mapping[Workload
             0.0,
         )
     return {who: found[who] + (later[twice[who]] if who in twice else 0.0) for who in changed}
+
+
+def _warming(state: State, snapshot: Snapshot, placed: Placed) -> dict[DeviceId, WorkloadId]:
+    """The devices that jobs hold which are moving already, or giving devices up: each with its job."""
+    return {
+        device: workload_id
+        for workload_id, allocation in snapshot.allocations.items()
+        if (own := state.devices.get(workload_id)) is not allocation.device_ids
+        and own
+        and len(allocation.device_ids) > len(own)
+        if workload_id in placed
+        for device in allocation.device_ids
+    }
 
 
 def _changing_twice(snapshot: Snapshot, placed: Placed) -> dict[WorkloadId, int]:

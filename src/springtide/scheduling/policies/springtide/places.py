@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from springtide.core.decision import EMPTY, PoolAllocation, Snapshot
 from springtide.core.workload import WorkloadId
@@ -19,7 +19,7 @@ from springtide.scheduling.policies.springtide.memory import (
     same_devices,
     slow_down,
 )
-from springtide.scheduling.policies.springtide.moves import Placed, delays
+from springtide.scheduling.policies.springtide.moves import Placed, delays, hurry
 from springtide.scheduling.policies.springtide.packing import Packing
 from springtide.solvers.reservations.fit import Costs, PlannedStretch, Runs, work_done
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
@@ -69,25 +69,26 @@ def assign_devices(
         wanted = compact if number == 0 else EMPTY
         placed = _choose_places(state, layout, snapshot, counts, spare, fixed, wanted, budget)
         if number == MAX_ROUNDS:
-            _accept_places(state, layout, snapshot, placed)
+            _accept_places(state, layout, snapshot, placed, spare)
             break
-        broken = _price_changes(state, layout, snapshot, placed)
+        broken = _price_changes(state, layout, snapshot, placed, spare)
         scattered = _scattered(state, layout, placed)
         if not broken and not scattered:
             break
+        is_planned_anew = False
         for key in dict.fromkeys([*broken, *scattered]):
             num_adjustments[key] = num_adjustments.get(key, 0) + 1
             is_replanned = num_adjustments[key] <= MAX_ADJUSTMENTS and _adjust_schedule(
-                state, key, layout, placed, fixed
+                state, key, layout, placed, fixed, is_scattered=key in scattered
             )
             if is_replanned or key not in reservations.entries:
                 continue
-            if key in state.newcomers and (key in scattered or num_adjustments[key] > 1):
+            if key in scattered:
+                is_planned_anew |= _apply_slowdown(state, key, layout, placed)
+            elif key in state.newcomers and num_adjustments[key] > 1:
                 reservations.drop(key)
-            elif key in scattered:
-                _apply_slowdown(state, key, layout, placed)
         if (
-            not broken
+            not (broken or is_planned_anew)
             and {**services, **_counts(reservations), **spare} == counts
             and not fixed.intersection(scattered)
         ):
@@ -189,7 +190,9 @@ def _pack(
     return result
 
 
-def _accept_places(state: State, layout: Layout, snapshot: Snapshot, placed: Placed) -> None:
+def _accept_places(
+    state: State, layout: Layout, snapshot: Snapshot, placed: Placed, spare: Container[WorkloadId]
+) -> None:
     """Change the schedules to what their places cost, at the same sizes. A newcomer that would miss its deadline there
     is dropped; nothing has been promised to it yet."""
     reservations, now_s = state.reservations, state.reservations.now_s
@@ -201,8 +204,13 @@ def _accept_places(state: State, layout: Layout, snapshot: Snapshot, placed: Pla
         restore_speed(state, entry)
         slow_down(state, entry, _placed_factor(layout, allocation.device_ids))
         remaining = [run for run in entry.runs if run.end_s > now_s]
-        cost_s = _change_cost_s(state, layout, allocation) + waits_s.get(WorkloadId(key), 0.0)
+        wait_s = waits_s.get(WorkloadId(key), 0.0)
+        cost_s = _change_cost_s(state, layout, allocation) + wait_s
         runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs)
+        if not fits(reservations, entry, runs) and wait_s and hurry(state, snapshot, placed, spare, key):
+            waits_s = delays(state, snapshot, placed)
+            cost_s += waits_s.get(WorkloadId(key), 0.0) - wait_s
+            runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs)
         if fits(reservations, entry, runs):
             reservations.change_runs(entry, runs)
         elif key in state.newcomers:
@@ -248,27 +256,37 @@ def _find_compact_places(
 
 
 def _apply_slowdown(state: State, key: str, layout: Layout, placed: Placed) -> bool:
-    """Plan a scattered job at its lower speed; returns whether its sizes change."""
+    """Plan a scattered job at its lower speed; returns whether its schedule was made anew, without what it waits for. A
+    newcomer that would miss its deadline is dropped."""
     reservations = state.reservations
     entry = reservations.entries[key]
-    allocation = placed[WorkloadId(key)]
+    if _keep_at_lower_speed(state, entry, layout, placed):
+        return False
+    if not reservations.plan_anew(entry):
+        if key in state.newcomers:
+            reservations.drop(key)
+            return True
+        # It will be late. It keeps its devices: without them it would end even later.
+        entry.is_late = True
+        if not _keep_at_lower_speed(state, entry, layout, placed):
+            reservations.plan_anew(entry)
+    return True
+
+
+def _keep_at_lower_speed(state: State, entry: Entry, layout: Layout, placed: Placed) -> bool:
+    """Plan a scattered job at its lower speed with the sizes that it has; returns whether it is in time, or as late as
+    it is known to be. Its speed is the lower one in any case."""
+    reservations = state.reservations
     restore_speed(state, entry)
-    slow_down(state, entry, _placed_factor(layout, allocation.device_ids))
+    slow_down(state, entry, _placed_factor(layout, placed[WorkloadId(entry.key)].device_ids))
     remaining = [run for run in entry.runs if run.end_s > reservations.now_s]
     first = remaining[0]
     overhead_s = first.overhead_s if first.start_s >= reservations.now_s else entry.residual_s
     runs = retime(remaining, entry.left, entry.rates, reservations.now_s, overhead_s, reservations.costs)
-    if fits(reservations, entry, runs):
+    is_fitting = fits(reservations, entry, runs)
+    if is_fitting:
         reservations.change_runs(entry, runs)
-        return False
-    if not reservations.plan_anew(entry):
-        # It will be late. It keeps its devices: without them it would end even later.
-        entry.is_late = True
-        if fits(reservations, entry, runs):
-            reservations.change_runs(entry, runs)
-        else:
-            reservations.plan_anew(entry)
-    return True
+    return is_fitting
 
 
 def _placed_factor(layout: Layout, devices: Devices) -> float:
@@ -346,9 +364,12 @@ def _change_cost_s(state: State, layout: Layout, allocation: PoolAllocation) -> 
     return state.change_s + PAD_S if has_been_used else state.reservations.costs.later[allocation.num_devices]
 
 
-def _price_changes(state: State, layout: Layout, snapshot: Snapshot, placed: Placed) -> list[str]:
+def _price_changes(
+    state: State, layout: Layout, snapshot: Snapshot, placed: Placed, spare: Container[WorkloadId]
+) -> list[str]:
     """Put the cost of every change into the schedules: the change itself, and the wait until other jobs have left the
-    devices. Returns the jobs whose schedules do not fit with it."""
+    devices. Returns the jobs whose schedules do not fit with it. Jobs of `spare` that a promise cannot wait for are
+    stopped first (`State.hurried`)."""
     reservations, now_s = state.reservations, state.reservations.now_s
     waits_s = delays(state, snapshot, placed) if snapshot.allocations else EMPTY
     broken: list[str] = []
@@ -364,12 +385,17 @@ def _price_changes(state: State, layout: Layout, snapshot: Snapshot, placed: Pla
         if key in state.slowed and _placed_factor(layout, allocation.device_ids) == 1.0:
             restore_speed(state, entry)
         n = allocation.num_devices
-        cost_s = _change_cost_s(state, layout, allocation) + waits_s.get(workload_id, 0.0)
+        wait_s = waits_s.get(workload_id, 0.0)
+        cost_s = _change_cost_s(state, layout, allocation) + wait_s
         if first.start_s >= now_s and first.overhead_s == cost_s:
             continue
         remaining = [run for run in entry.runs if run.end_s > now_s]
         runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs)
         if not fits(reservations, entry, runs):
+            runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs.without_falls())
+        if not fits(reservations, entry, runs) and wait_s and hurry(state, snapshot, placed, spare, key):
+            waits_s = delays(state, snapshot, placed)
+            cost_s += waits_s.get(workload_id, 0.0) - wait_s
             runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs.without_falls())
         if fits(reservations, entry, runs):
             reservations.change_runs(entry, runs)
@@ -393,7 +419,9 @@ def _scattered(state: State, layout: Layout, placed: Placed) -> list[str]:
     return found
 
 
-def _adjust_schedule(state: State, key: str, layout: Layout, placed: Placed, fixed: set[WorkloadId]) -> bool:
+def _adjust_schedule(
+    state: State, key: str, layout: Layout, placed: Placed, fixed: set[WorkloadId], *, is_scattered: bool
+) -> bool:
     """Replan a job that cannot be placed as planned, by the first of several ways that works; returns whether anything
     was changed."""
     reservations = state.reservations
@@ -437,6 +465,11 @@ def _adjust_schedule(state: State, key: str, layout: Layout, placed: Placed, fix
             return True
     if _shrink_another(reservations, entry, current):
         return True
+    if is_scattered and not entry.held and not entry.is_late:
+        # No place for it is known to come: it starts now, if it is in time where it can be.
+        if _keep_at_lower_speed(state, entry, layout, placed):
+            return True
+        restore_speed(state, entry)
     return _start_later(reservations, entry)
 
 
