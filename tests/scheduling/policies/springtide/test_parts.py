@@ -24,9 +24,9 @@ from springtide.scheduling.policies.springtide.memory import (
 )
 from springtide.scheduling.policies.springtide.moves import jobs_to_stop_first
 from springtide.scheduling.policies.springtide.packing import Packing
-from springtide.scheduling.policies.springtide.places import retime
 from springtide.scheduling.policies.springtide.reasons import why_impossible, why_no_room
 from springtide.scheduling.policies.springtide.rows import PromiseRow
+from springtide.scheduling.policies.springtide.schedules import retime
 from springtide.solvers.reservations.fit import Costs, PlannedStretch
 from springtide.solvers.reservations.reservation_table import ReservationTable
 

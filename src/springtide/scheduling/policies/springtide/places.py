@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 
 from springtide.core.decision import EMPTY, PoolAllocation, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.placing import place
 from springtide.scheduling.placement.relocation import SearchBudget
-from springtide.scheduling.placement.topology import Blocks, Layout, layout_of
+from springtide.scheduling.placement.topology import Blocks, Census, Layout, layout_of
 from springtide.scheduling.policies.springtide.capacity import NO_WORKLOAD, StayingJobs
 from springtide.scheduling.policies.springtide.memory import (
     PAD_S,
@@ -21,16 +20,23 @@ from springtide.scheduling.policies.springtide.memory import (
 )
 from springtide.scheduling.policies.springtide.moves import Placed, delays, hurry
 from springtide.scheduling.policies.springtide.packing import Packing
-from springtide.solvers.reservations.fit import Costs, PlannedStretch, Runs, work_done
+from springtide.scheduling.policies.springtide.schedules import (
+    fits,
+    keep_at_lower_speed,
+    keep_until_next_change,
+    nodes_factor,
+    placed_factor,
+    retime,
+    shrink_another,
+    start_later,
+)
+from springtide.solvers.reservations.fit import work_done
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
 # Rounds of replanning for jobs whose devices are too scattered; after that many, scattered devices are accepted.
 MAX_ROUNDS = 12
 # How often one job is replanned in these rounds.
 MAX_ADJUSTMENTS = 3
-# On 2**3 times as many nodes as it needs a job is 2.17 times slower (ElasticFlow, Figure 2(b)).
-SCATTERED_SLOWDOWN = 2.17
-SCATTERED_DOUBLINGS = 3
 
 
 def assign_devices(
@@ -93,8 +99,31 @@ def assign_devices(
             and not fixed.intersection(scattered)
         ):
             break
+    _expect_places(state, layout, placed, {*services, *fixed})
     placed.pop(NO_WORKLOAD, None)
     return placed
+
+
+def _expect_places(state: State, layout: Layout, placed: Placed, settled: Iterable[WorkloadId]) -> None:
+    """Plan newcomers that start later at the speed of the devices that they can have beside services and jobs that do
+    not move. Those that would miss their deadline there are dropped; nothing has been promised to them yet."""
+    reservations = state.reservations
+    later = [key for key in sorted(state.newcomers) if key in reservations.entries and WorkloadId(key) not in placed]
+    if not later:
+        return
+    taken = 0
+    for workload_id in settled:
+        if workload_id in placed:
+            taken |= layout.bitmap(placed[workload_id].device_ids)
+    census = Census(layout, layout.present & ~taken)
+    for key in later:
+        entry = reservations.entries[key]
+        count = entry.runs[0].num_devices if entry.runs else 0
+        if not 0 < count <= census.num_idle or key in state.slowed:
+            continue
+        factor = nodes_factor(layout, census.fewest_nodes(count), count)
+        if factor < 1.0 and not keep_at_lower_speed(state, entry, factor) and not reservations.plan_anew(entry):
+            _drop(state, key)
 
 
 def _choose_places(
@@ -202,7 +231,7 @@ def _accept_places(
         if allocation is None or same_devices(state.devices.get(WorkloadId(key)), allocation.device_ids):
             continue
         restore_speed(state, entry)
-        slow_down(state, entry, _placed_factor(layout, allocation.device_ids))
+        slow_down(state, entry, placed_factor(layout, allocation.device_ids))
         remaining = [run for run in entry.runs if run.end_s > now_s]
         wait_s = waits_s.get(WorkloadId(key), 0.0)
         cost_s = _change_cost_s(state, layout, allocation) + wait_s
@@ -260,75 +289,18 @@ def _apply_slowdown(state: State, key: str, layout: Layout, placed: Placed) -> b
     newcomer that would miss its deadline is dropped."""
     reservations = state.reservations
     entry = reservations.entries[key]
-    if _keep_at_lower_speed(state, entry, layout, placed):
+    factor = placed_factor(layout, placed[WorkloadId(key)].device_ids)
+    if keep_at_lower_speed(state, entry, factor):
         return False
     if not reservations.plan_anew(entry):
         if key in state.newcomers:
-            reservations.drop(key)
+            _drop(state, key)
             return True
         # It will be late. It keeps its devices: without them it would end even later.
         entry.is_late = True
-        if not _keep_at_lower_speed(state, entry, layout, placed):
+        if not keep_at_lower_speed(state, entry, factor):
             reservations.plan_anew(entry)
     return True
-
-
-def _keep_at_lower_speed(state: State, entry: Entry, layout: Layout, placed: Placed) -> bool:
-    """Plan a scattered job at its lower speed with the sizes that it has; returns whether it is in time, or as late as
-    it is known to be. Its speed is the lower one in any case."""
-    reservations = state.reservations
-    restore_speed(state, entry)
-    slow_down(state, entry, _placed_factor(layout, placed[WorkloadId(entry.key)].device_ids))
-    remaining = [run for run in entry.runs if run.end_s > reservations.now_s]
-    first = remaining[0]
-    overhead_s = first.overhead_s if first.start_s >= reservations.now_s else entry.residual_s
-    runs = retime(remaining, entry.left, entry.rates, reservations.now_s, overhead_s, reservations.costs)
-    is_fitting = fits(reservations, entry, runs)
-    if is_fitting:
-        reservations.change_runs(entry, runs)
-    return is_fitting
-
-
-def _placed_factor(layout: Layout, devices: Devices) -> float:
-    """The speed of a job on these devices as a fraction of its speed on as few nodes as possible."""
-    nodes, fewest = len(layout.nodes_of(layout.bitmap(devices))), layout.nodes_needed(len(devices))
-    return float(SCATTERED_SLOWDOWN ** (-math.log2(nodes / fewest) / SCATTERED_DOUBLINGS))
-
-
-def retime(
-    runs: Sequence[PlannedStretch], left: float, rates: Sequence[float], now_s: float, overhead_s: float, costs: Costs
-) -> Runs:
-    """The runs from `now_s` on with `overhead_s` for the first one: sizes and starts stay the same, and the end moves
-    with the work that is left. A larger overhead uses up the reserve first; the time for falls to come is kept."""
-    result: list[PlannedStretch] = []
-    last = len(runs) - 1
-    bare = costs.without_reserve()
-    for index, (start_s, end_s, n, planned_s) in enumerate(runs):
-        begin_s = max(start_s, now_s)
-        cost_s = overhead_s if index == 0 else planned_s
-        done_s = begin_s + cost_s + left / rates[n]
-        if done_s <= end_s or index == last:
-            least_s = bare.end_s(n, begin_s, done_s)
-            result.append(PlannedStretch(begin_s, max(least_s, min(end_s, costs.end_s(n, begin_s, done_s))), n, cost_s))
-            break
-        left -= max(0.0, end_s - begin_s - cost_s) * rates[n]
-        result.append(PlannedStretch(begin_s, end_s, n, min(cost_s, end_s - begin_s)))
-    return tuple(result)
-
-
-def fits(reservations: ReservationTable, entry: Entry, runs: Runs) -> bool:
-    """Whether the entry can have these runs in place of its own. The table is unchanged."""
-    if not entry.is_late and runs[-1].end_s > entry.deadline_s:
-        return False
-    before = entry.runs
-    reservations.change_runs(entry, ())
-    is_free = all(
-        reservations.profile.least(run.start_s, run.end_s) >= run.num_devices
-        for run in runs
-        if run.end_s > reservations.now_s
-    )
-    reservations.change_runs(entry, before)
-    return is_free
 
 
 def _counts(reservations: ReservationTable) -> dict[WorkloadId, int]:
@@ -382,7 +354,7 @@ def _price_changes(
         first = entry.runs[0]
         if is_same and first.num_devices == entry.held:
             continue
-        if key in state.slowed and _placed_factor(layout, allocation.device_ids) == 1.0:
+        if key in state.slowed and placed_factor(layout, allocation.device_ids) == 1.0:
             restore_speed(state, entry)
         n = allocation.num_devices
         wait_s = waits_s.get(workload_id, 0.0)
@@ -414,9 +386,14 @@ def _scattered(state: State, layout: Layout, placed: Placed) -> list[str]:
         allocation = placed.get(WorkloadId(key))
         if allocation is None or same_devices(state.devices.get(WorkloadId(key)), allocation.device_ids):
             continue
-        if _placed_factor(layout, allocation.device_ids) < state.slowed.get(key, 1.0):
+        if placed_factor(layout, allocation.device_ids) < state.slowed.get(key, 1.0):
             found.append(key)
     return found
+
+
+def _drop(state: State, key: str) -> None:
+    restore_speed(state, state.reservations.entries[key])
+    state.reservations.drop(key)
 
 
 def _adjust_schedule(
@@ -435,20 +412,9 @@ def _adjust_schedule(
         is_new = WorkloadId(key) not in fixed
         fixed.add(WorkloadId(key))
         return is_new
-    if entry.committed and entry.held and now_s < entry.committed[-1].end_s:
-        remaining = next(run for run in entry.committed if run.end_s > now_s)
-        if remaining.num_devices == entry.held and fits(reservations, entry, entry.committed):
-            reservations.change_runs(entry, entry.committed)
-            return True
-    if (
-        entry.committed
-        and not entry.held
-        and entry.committed[0].start_s > now_s
-        and fits(reservations, entry, entry.committed)
-    ):
-        reservations.change_runs(entry, entry.committed)
+    if _go_on_as_committed(reservations, entry):
         return True
-    if entry.held and _keep_until_next_change(reservations, entry):
+    if entry.held and keep_until_next_change(reservations, entry):
         return True
     taken = 0
     for workload_id, allocation in placed.items():
@@ -463,71 +429,27 @@ def _adjust_schedule(
         entry.sizes = sizes
         if is_planned:
             return True
-    if _shrink_another(reservations, entry, current):
+    if shrink_another(reservations, entry, current):
         return True
     if is_scattered and not entry.held and not entry.is_late:
         # No place for it is known to come: it starts now, if it is in time where it can be.
-        if _keep_at_lower_speed(state, entry, layout, placed):
+        if keep_at_lower_speed(state, entry, placed_factor(layout, placed[WorkloadId(key)].device_ids)):
             return True
         restore_speed(state, entry)
-    return _start_later(reservations, entry)
+    return start_later(reservations, entry)
 
 
-def _keep_until_next_change(reservations: ReservationTable, entry: Entry) -> bool:
-    """Let the job keep its devices until the next moment at which devices are freed or taken and from which on it can
-    be fitted anew; returns whether there is one among the next few."""
-    now_s, left, held, ready_s, residual_s = reservations.now_s, entry.left, entry.held, entry.ready_s, entry.residual_s
-    if held not in entry.sizes:
+def _go_on_as_committed(reservations: ReservationTable, entry: Entry) -> bool:
+    """Let the job have the schedule of the last decision again, if by that it keeps its devices or starts later."""
+    now_s, committed = reservations.now_s, entry.committed
+    if not committed:
         return False
-    before = entry.runs
-    reservations.change_runs(entry, ())
-    found: Runs = ()
-    for until_s in reservations.profile.times[1:5]:
-        first = PlannedStretch(now_s, until_s, held, min(residual_s, until_s - now_s))
-        done = max(0.0, until_s - now_s - residual_s) * entry.rates[held]
-        if done >= left or until_s - now_s < 1.0:
-            continue
-        if reservations.profile.least(now_s, until_s) < held:
-            break
-        entry.left, entry.ready_s, entry.held, entry.residual_s = left - done, until_s, 0, 0.0
-        rest = reservations.fit_one(entry)
-        entry.left, entry.ready_s, entry.held, entry.residual_s = left, ready_s, held, residual_s
-        if rest:
-            found = (first, *rest)
-            break
-    reservations.change_runs(entry, found or before)
-    return bool(found)
-
-
-def _shrink_another(reservations: ReservationTable, entry: Entry, count: int) -> bool:
-    """Shrink another job that frees a block of `count` devices by that and still makes its deadline; returns whether
-    there is one."""
-    now_s = reservations.now_s
-    able: list[tuple[bool, int, str, Entry, Runs]] = []
-    for key, other in reservations.entries.items():
-        size = other.size_at(now_s)
-        half = max((n for n in other.sizes if n <= size - count and n & (n - 1) == 0), default=0)
-        if other is entry or other.is_fixed or not half or size & (size - 1):
-            continue
-        overhead_s = other.residual_s if half == other.held else reservations.costs.later[half]
-        done_s = now_s + overhead_s + other.left / other.rates[half]
-        run = PlannedStretch(now_s, reservations.costs.without_reserve().end_s(half, now_s, done_s), half, overhead_s)
-        able.append((half != other.held, size, key, other, (run,)))
-    for _, _, _, other, runs in sorted(able, key=lambda item: item[:3]):
-        if fits(reservations, other, runs):
-            reservations.change_runs(other, runs)
-            return True
-    return False
-
-
-def _start_later(reservations: ReservationTable, entry: Entry) -> bool:
-    """Plan the job to start or go on at one of the next moments at which devices are freed or taken, replanning others
-    if necessary; returns whether that worked."""
-    ready_s = entry.ready_s
-    for moment_s in [at_s for at_s in reservations.profile.times[1:4] if at_s > reservations.now_s]:
-        entry.ready_s = moment_s
-        is_planned = reservations.plan_anew(entry)
-        entry.ready_s = ready_s
-        if is_planned:
-            return True
-    return False
+    if entry.held:
+        remaining = next((run for run in committed if run.end_s > now_s), None)
+        is_possible = remaining is not None and remaining.num_devices == entry.held
+    else:
+        is_possible = committed[0].start_s > now_s
+    if not (is_possible and fits(reservations, entry, committed)):
+        return False
+    reservations.change_runs(entry, committed)
+    return True

@@ -39,10 +39,12 @@ def why_no_room(entry: Entry, reservations: ReservationTable, rows: Mapping[Work
     need = fitting[0] if fitting else entry.sizes[-1]
     free = max(0, reservations.profile.least(reservations.now_s, entry.deadline_s))
     named = _holders(reservations, rows)
+    # Enough are free, but no schedule on the places that it could have was in time.
+    apart = ", but not together: on more nodes, or once others have moved away, it would be late"
     return (
         f"no room beside the deadlines already promised: it needs at least {devices_text(need)} for "
         f"{_span(later[need] + left / rates[need])} before its deadline in {_span(max(0.0, left_s))}, "
-        f"of which {free} are free all that time" + (f" ({named})" if named else "")
+        f"of which {free} are free all that time{apart if free >= need else ''}" + (f" ({named})" if named else "")
     )
 
 

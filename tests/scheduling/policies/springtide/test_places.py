@@ -1,0 +1,124 @@
+"""Places beside workloads that do not move: what is promised there, and who is stopped where a promise cannot wait."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from springtide.control.quotes.inquiry import arriving
+from springtide.core.decision import Plan, PoolAllocation, ServiceView, Snapshot
+from springtide.core.job_parts import DeadlinePromise, JobProgress
+from springtide.core.resources import Topology, make_node
+from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
+from springtide.scheduling.policies.springtide.memory import State, costs_of, entry_of
+from springtide.scheduling.policies.springtide.moves import delays, hurry, jobs_to_stop_first
+from springtide.scheduling.policies.springtide.policy import Springtide
+from springtide.scheduling.policies.springtide.rows import PromiseRow
+from springtide.solvers.reservations.reservation_table import ReservationTable
+
+SOURCE = Entrypoint(source_path="a.py")
+THREE_PAIRS = Topology(nodes=tuple([make_node(f"n{index}", 2) for index in range(3)]))
+# On two nodes instead of one: 2.17 ** (-1 / 3).
+LOWER = 0.772
+
+
+def job(name: str, steps: int, deadline_s: float | None, *, least: int, most: int) -> TrainingJob:
+    return TrainingJob(
+        job_id=WorkloadId(name),
+        name=name,
+        entrypoint=SOURCE,
+        min_workers=least,
+        max_workers=most,
+        total_steps=steps,
+        num_virtual_shards=64,
+        profile_steps_per_s={n: 10.0 * n for n in range(least, most + 1)},
+        goal=Goal(deadline_s=deadline_s),
+    )
+
+
+def beside_services(*jobs, memory=None, held=None, now_s: float = 0.0) -> Snapshot:
+    """Three nodes of two devices, and on the first device of each a service that keeps it."""
+    names = [WorkloadId(f"s{index}") for index in range(3)]
+    services = [
+        InferenceService(service_id=name, name=name, entrypoint=SOURCE, min_replicas=1, max_replicas=1)
+        for name in names
+    ]
+    views = [ServiceView(service=known, min_replicas=1, max_replicas=1, num_ready=1) for known in services]
+    places = {name: PoolAllocation(device_ids=(f"n{index}/0",)) for index, name in enumerate(names)}
+    return Snapshot(
+        now_s=now_s,
+        cluster=THREE_PAIRS,
+        jobs=jobs,
+        services=tuple(views),
+        allocations={**places, **(held or {})},
+        memory=memory,
+    )
+
+
+def asks(deadline_s: float) -> Plan:
+    """A job of 60 s on two devices asks, and there are none on one node."""
+    known = job("wide", 1_200, deadline_s, least=2, most=2)
+    return Springtide().decide(beside_services(arriving(known, 0.0)))
+
+
+def test_a_job_that_is_in_time_on_scattered_devices_is_promised_there() -> None:
+    plan = asks(100.0)
+    assert not plan.rejected
+    assert plan.allocations["wide"].num_devices == 2
+    assert plan.admitted["wide"] == pytest.approx(60.0 / LOWER, rel=0.05)
+
+
+def test_one_that_would_be_late_there_is_refused() -> None:
+    plan = asks(65.0)
+    assert plan.rejected.keys() == {"wide"}
+    assert "3 are free all that time, but not together" in plan.rejected["wide"].reason
+
+
+@pytest.mark.parametrize(("deadline_s", "is_promised"), [(185.0, False), (200.0, True)])
+def test_one_that_starts_later_counts_on_the_places_that_services_leave(deadline_s: float, is_promised: bool) -> None:
+    first = job("first", 3_000, 120.0, least=3, most=3)
+    policy = Springtide()
+    begun = policy.decide(beside_services(arriving(first, 0.0)))
+    running = replace(
+        arriving(first, 0.0),
+        state=JobState.RUNNING,
+        promise=DeadlinePromise(admitted_at_s=0.0, promised_finish_s=begun.admitted["first"]),
+        progress=JobProgress(step=0, progress_at_s=0.0),
+        started_at_s=0.0,
+        num_replicas=3,
+    )
+    wide = arriving(job("wide", 1_200, deadline_s, least=2, most=2), 1.0)
+    held = {"first": begun.allocations["first"]}
+    plan = policy.decide(beside_services(running, wide, memory=begun.memory, held=held, now_s=1.0))
+    assert ("wide" in plan.admitted) == is_promised, plan.reasons
+    assert ("wide" in plan.rejected) != is_promised
+    if is_promised:
+        assert plan.admitted["wide"] >= 115.0 + 60.0 / LOWER
+
+
+# --- who is stopped first ---------------------------------------------------------------------------------------------
+
+
+def on(*devices: str) -> PoolAllocation:
+    return PoolAllocation(device_ids=devices)
+
+
+def test_best_effort_that_a_promise_cannot_wait_for_is_stopped_before_it_moves() -> None:
+    # `a` moves to where `b` is, `b` to an idle device; the promised job gets the device of `a`.
+    held = {"a": on("n0/0"), "b": on("n1/0")}
+    placed = {"a": on("n1/0"), "b": on("n2/0"), "sure": on("n0/0")}
+    snapshot = Snapshot(now_s=0.0, cluster=THREE_PAIRS, allocations=held)
+    costs = costs_of(snapshot.overheads, 2)
+    state = State(ReservationTable(6, 0.0, costs))
+    state.reservations.begin(0.0, costs, 10_000)
+    view = arriving(job("sure", 100, 50.0, least=1, most=1), 0.0)
+    assert state.reservations.admit(entry_of(PromiseRow(view), 100.0, since_s=0.0))
+    change_s = costs.later[1]
+    assert delays(state, snapshot, placed)["sure"] == pytest.approx(2 * change_s)
+    assert not hurry(state, snapshot, placed, {"other"}, "sure")
+    assert hurry(state, snapshot, placed, {"a", "b"}, "sure")
+    assert jobs_to_stop_first(snapshot, placed, state.hurried) == {"a", "b"}
+    assert delays(state, snapshot, placed)["sure"] == 0.0
+    assert not hurry(state, snapshot, placed, {"a", "b"}, "sure")
+    # Where its device goes to no other job, none is stopped.
+    assert jobs_to_stop_first(snapshot, {"a": on("n2/1"), "b": held["b"]}, state.hurried) == set()
