@@ -90,7 +90,8 @@ class Market:
     present that no promise may use. `price_s` is what the last device given out is worth (`Plan.price_s`).
 
     A job gets more devices only up to a size on which each brings on average `efficiency` of what one brings on the
-    size that needs the fewest device-seconds; with 0 as many as it is faster on.
+    size that needs the fewest device-seconds, and what it would gain by more counts in the price; with 0 as many as it
+    is faster on.
     """
 
     def __init__(
@@ -260,8 +261,7 @@ class Market:
                 sizes.append(n)
                 needs_s.append(last_s * factor)
             if self._efficiency:
-                most = self._num_efficient(sizes, needs_s, max(has, entry.held))
-                sizes, needs_s, num_open = sizes[:most], needs_s[:most], min(num_open, most)
+                num_open = min(num_open, self._num_efficient(sizes, needs_s, max(has, entry.held)))
             seconds, lost_s = self._times(sizes, needs_s, entry.held, entry.residual_s)
             bids.append(Bid(WorkloadId(key), sizes, seconds, lost_s, floor, has, num_open, entry))
         return bids
@@ -286,11 +286,10 @@ class Market:
             return None
         stall_s = 0.0 if job.candidates is None else job.candidates.stall_s
         needs_s = job.seconds(sizes, self._now_s)
-        if self._efficiency:
-            most = self._num_efficient(sizes, needs_s, job.held)
-            sizes, needs_s = sizes[:most], needs_s[:most]
         seconds, lost_s = self._times(sizes, needs_s, job.held, stall_s)
         num_open = sum(n <= self._spare for n in sizes)
+        if self._efficiency:
+            num_open = min(num_open, self._num_efficient(sizes, needs_s, job.held))
         return Bid(job.job_id, sizes, seconds, lost_s, floor, job.held, num_open)
 
     def _times(
