@@ -26,6 +26,7 @@ from springtide.scheduling.policies.springtide.market import Market
 from springtide.scheduling.policies.springtide.memory import State, costs_of, deviates, entry_of, slow_down
 from springtide.scheduling.policies.springtide.moves import (
     Placed,
+    hurry,
     jobs_to_stop_first,
     not_taken,
     survivors,
@@ -150,6 +151,8 @@ class Decision:
         placed = assign_devices(state, self.staying, self.snapshot, spare, services, self.effort // 2)
         if services and not self.snapshot.drains:
             placed = without_waits(placed, self.snapshot, services, spare)
+            for service_id in self._lacking_minimum(placed):
+                hurry(state, self.snapshot, placed, spare, service_id)
         self._reject_unplaced_newcomers()
         remaining = not_taken(self.survivors, placed) if self.survivors else {}
         placed |= remaining
@@ -466,6 +469,15 @@ class Decision:
             if row.job_id in self.state.newcomers and row.job_id not in self.reservations.entries:
                 latest_s, entry = self.newcomers[row.job_id]
                 self._refuse_or_queue(latest_s, row, entry)
+
+    def _lacking_minimum(self, placed: Placed) -> list[WorkloadId]:
+        """The services that hold fewer devices than their guaranteed minimum, and get some now."""
+        held = self.snapshot.allocations
+        return [
+            who
+            for who, least in self.needs.least.items()
+            if who in placed and (held[who].num_devices if who in held else 0) < least
+        ]
 
     def _record(self, placed: Placed) -> None:
         state, snapshot = self.state, self.snapshot

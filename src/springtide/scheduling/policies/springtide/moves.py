@@ -64,13 +64,11 @@ def jobs_to_stop_first(
     return stopped | _cycle_breakers(waits, snapshot)
 
 
-def hurry(state: State, snapshot: Snapshot, placed: Placed, spare: Container[WorkloadId], job_id: str) -> bool:
-    """Stop the moving jobs of `spare` first that this promised job waits for, directly or through others
+def hurry(state: State, snapshot: Snapshot, placed: Placed, spare: Container[WorkloadId], workload_id: str) -> bool:
+    """Stop the moving jobs of `spare` first that this workload waits for, directly or through others
     (`State.hurried`): it cannot wait until they are warm elsewhere. Returns whether there were any more of them."""
-    if not state.reservations.entries[job_id].is_promised:
-        return False
     waits, warming = _waits_for(snapshot, placed), _warming(state, snapshot, placed)
-    found, left = set[WorkloadId](), [WorkloadId(job_id)]
+    found, left = set[WorkloadId](), [WorkloadId(workload_id)]
     while left:
         who = left.pop()
         others = {warming[device] for device in placed[who].device_ids if device in warming} | waits.get(who, set())

@@ -236,7 +236,8 @@ def _accept_places(
         wait_s = waits_s.get(WorkloadId(key), 0.0)
         cost_s = _change_cost_s(state, layout, allocation) + wait_s
         runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs)
-        if not fits(reservations, entry, runs) and wait_s and hurry(state, snapshot, placed, spare, key):
+        is_held_up = wait_s and entry.is_promised and not fits(reservations, entry, runs)
+        if is_held_up and hurry(state, snapshot, placed, spare, key):
             waits_s = delays(state, snapshot, placed)
             cost_s += waits_s.get(WorkloadId(key), 0.0) - wait_s
             runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs)
@@ -365,7 +366,8 @@ def _price_changes(
         runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs)
         if not fits(reservations, entry, runs):
             runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs.without_falls())
-        if not fits(reservations, entry, runs) and wait_s and hurry(state, snapshot, placed, spare, key):
+        is_held_up = wait_s and entry.is_promised and not fits(reservations, entry, runs)
+        if is_held_up and hurry(state, snapshot, placed, spare, key):
             waits_s = delays(state, snapshot, placed)
             cost_s += waits_s.get(workload_id, 0.0) - wait_s
             runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs.without_falls())
