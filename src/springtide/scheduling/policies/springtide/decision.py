@@ -55,7 +55,7 @@ from springtide.solvers.reservations.reservation_table import Entry, Reservation
 # A job that should have ended by its plan and has not is planned for this many seconds more.
 OVERDUE_S = 1.0
 # Why a promised job is late where nothing more is known.
-GIVEN_UP = "promise given up: it comes back too late for its deadline; it ends as soon as it can"
+GIVEN_UP = "promise given up: the devices that it can have come too late for its deadline; it ends as soon as it can"
 # From this many nodes on, spare devices are given out only as long as one node's worth of devices stays idle.
 MANY_NODES = 8
 
