@@ -342,6 +342,8 @@ def _stopped(snapshot: Snapshot, parts: SharePlan) -> set[WorkloadId]:
         held = snapshot.allocations.get(view.job.job_id)
         if held is None or view.job.job_id in parts.sharers:
             continue
+        if held.device_ids and parts.claims.keys().isdisjoint(held.device_ids):
+            continue
         left = set(held.device_ids) - parts.claims.keys()
         if not left or (not view.job.elastic and len(left) < held.num_devices):
             stopped.add(view.job.job_id)
@@ -388,7 +390,7 @@ def _shown(snapshot: Snapshot, parts: SharePlan, memory: Any) -> Snapshot:
     for who, held in snapshot.allocations.items():
         if who in sharers:
             continue
-        if held.share is None and all(device_id in alive for device_id in held.device_ids):
+        if held.share is None and alive.issuperset(held.device_ids):
             allocations[who] = held
             continue
         left = tuple(device_id for device_id in held.device_ids if device_id in alive and device_id not in leaving)
