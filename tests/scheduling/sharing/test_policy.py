@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -14,6 +15,11 @@ from springtide.core.shares import Share
 from springtide.core.workload import Goal, JobState
 from springtide.scheduling.registry import make_live_policy, make_policy
 from springtide.scheduling.sharing.policy import Sharing
+
+
+@pytest.fixture(params=[False, True], ids=["in memory", "from the journal"])
+def plain(request):
+    return lambda memory: msgspec.json.decode(msgspec.json.encode(memory)) if request.param else memory
 
 
 @pytest.fixture
@@ -72,6 +78,50 @@ def test_a_search_for_devices_in_vain_ends_early(goal, claim, num_sharers, num_p
     plan = decide(Sharing(inner=inner), [*jobs, wide], (), held, nodes)
     assert len(plan.allocations) == num_sharers
     assert inner.num_plans == num_plans
+
+
+def test_what_was_asked_in_vain_is_asked_again_a_minute_later_or_for_another(plain):
+    class Inner:
+        num_plans = 0
+
+        def decide(self, snapshot):
+            self.num_plans += 1
+            return Plan()
+
+    inner, large = Inner(), Share(request=0.9, limit=1.0)
+    jobs = [with_fields(job(f"t{n}", large), state=JobState.RUNNING, num_replicas=1) for n in range(12)]
+    held = {f"t{n}": ([f"n/{n}"], large) for n in range(12)}
+    wide = job("w", workers=(1, 4), goal=Goal(deadline_s=500.0))
+    sharing, found, memory = Sharing(inner=inner), [], None
+    for now_s, waiting in ((0.0, [wide]), (30.0, [wide]), (31.0, [wide, job("v", goal=wide.job.goal)]), (95.0, [wide])):
+        inner.num_plans = 0
+        plan = decide(sharing, [*jobs, *waiting], (), held, (make_node("n", 12),), now_s=now_s, memory=plain(memory))
+        memory = plan.memory
+        found.append(inner.num_plans)
+    assert found == [2, 1, 2, 2]
+
+
+def test_what_others_left_stays_left_while_the_inner_policy_keeps_its_plan(plain):
+    class Inner:
+        num_plans = 0
+
+        def decide(self, snapshot):
+            self.num_plans += 1
+            free = snapshot.cluster.device_ids()
+            # It keeps its plan as long as it has the same devices.
+            memory = snapshot.memory if snapshot.memory == {"free": list(free)} else {"free": list(free)}
+            return Plan(allocations={"w": PoolAllocation(device_ids=free)} if free else {}, memory=memory)
+
+    inner, large = Inner(), Share(request=0.9, limit=1.0)
+    jobs = [*[job(f"t{n}", large) for n in range(3)], job("w", goal=Goal(deadline_s=500.0))]
+    sharing, found, memory = Sharing(inner=inner), [], None
+    for now_s in (0.0, 30.0, 95.0):
+        inner.num_plans = 0
+        plan = decide(sharing, jobs, nodes=(make_node("n", 1),), now_s=now_s, memory=plain(memory))
+        assert places(plan) == {"w": ["n/0"]}
+        memory = plan.memory
+        found.append(inner.num_plans)
+    assert found == [2, 1, 2]
 
 
 def test_of_sharers_that_would_take_the_same_device_one_plan_beside_all_is_made():

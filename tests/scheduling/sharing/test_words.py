@@ -15,8 +15,8 @@ def test_what_is_lacking_is_told_with_figures() -> None:
     ledger = ShareLedger(cluster)
     ledger.hold("large", "large", parts_of(["n/0"], Share(request=0.7, limit=0.7)))
     asks = "a worker needs 0.4 of a device"
-    assert lacks_text(ledger, cluster, PART, "a worker needs") == f"{asks}, and the most that is left of one is 0.3"
-    none = lacks_text(ledger, cluster, PART, "a worker needs", beside=["n/0"])
+    assert lacks_text(ledger, PART, "a worker needs") == f"{asks}, and the most that is left of one is 0.3"
+    none = lacks_text(ledger, PART, "a worker needs", beside=["n/0"])
     assert none.startswith(f"{asks}, and none of the 1 is open to it")
 
 

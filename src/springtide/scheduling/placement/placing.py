@@ -294,21 +294,23 @@ class _Placement:
         """Grow in place, move to an idle compact place, or have one made: the first of these that is compact enough."""
         held, count = self.claims.held(workload_id), self.counts[workload_id]
         missing = count - held.bit_count()
-        near = self._prefer_free(lambda census: census.extend(held, missing), held)
-        stay = held | near
         may_move = workload_id in self.movable
         # A movable job keeps to aligned blocks even if it would be on as few nodes without one: otherwise other jobs
         # would find no blocks, and jobs would not return to sets of devices that were used before.
         wants_block = may_move and count & (count - 1) == 0 and count <= self.layout.largest_block
-        is_spread = len(self.layout.nodes_of(stay)) > self.layout.nodes_needed(count)
-        if is_spread or wants_block:
+        stay = 0 if wants_block else self._with_more(held, missing)
+        if wants_block or len(self.layout.nodes_of(stay)) > self.layout.nodes_needed(count):
             elsewhere = self._elsewhere(workload_id, wants_block)
             if elsewhere:
                 self.claims.take(workload_id, elsewhere)
                 return
             if may_move and self.claims.make_room(workload_id):
                 return
-        self.claims.take(workload_id, stay)
+        self.claims.take(workload_id, stay or self._with_more(held, missing))
+
+    def _with_more(self, held: int, missing: int) -> int:
+        """These devices, and as many more near them."""
+        return held | self._prefer_free(lambda census: census.extend(held, missing), held)
 
     def _elsewhere(self, workload_id: WorkloadId, wants_block: bool) -> int:
         """A compact place for all devices of the job; 0 if there is none. It keeps as many of its own as possible, and

@@ -12,7 +12,7 @@ from springtide.core.decision import PoolAllocation
 from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.layout import Layout, addresses, block_at, level_for
-from springtide.scheduling.placement.topology import Census, fits_compactly
+from springtide.scheduling.placement.topology import Census, fewest_suffice, fits_compactly
 
 # How many blocks are looked at when others have to make room: those with the fewest devices in the way.
 MAX_CANDIDATES = 8
@@ -136,7 +136,8 @@ class Claims:
                 if self._may_move(other):
                     self._note_move(other)
         region = held = self.held(workload_id)
-        others = [move for other, move in self._movers.items() if other != workload_id]
+        # Its own move adds nothing: what it gives back it holds. One that holds nothing is waited for by no other.
+        others = list(self._movers.values()) if held else []
         while others:
             # Whatever is reached is reached in any order.
             beyond: list[tuple[int, int]] = []
@@ -259,7 +260,9 @@ class Claims:
         for other in evicted:
             self.take(other, 0)
         usable = (self.idle | self.of(workload_id)) & ~avoid & ~self.out_of_reach(workload_id)
-        place = Census(self.layout, block & usable).compact(self._counts[workload_id])
+        inside = Census(self.layout, block & usable)
+        # Choosing the devices takes longer than counting them.
+        place = inside.compact(self._counts[workload_id]) if fewest_suffice(inside, self._counts[workload_id]) else 0
         if not place or len(self.layout.nodes_of(place)) > self.layout.nodes_needed(self._counts[workload_id]):
             return False
         self.take(workload_id, place)
@@ -277,11 +280,13 @@ class Claims:
                 return True
         if self._collect(workload_id, avoid):
             return True
-        stays = held.bit_count() == count and not held & ~allowed
-        place = held if stays else Census(layout, allowed).compact(count)
-        if not place or len(layout.nodes_of(place)) > max(layout.nodes_needed(count), len(layout.nodes_of(held))):
+        most, room = max(layout.nodes_needed(count), len(layout.nodes_of(held))), Census(layout, allowed)
+        if held.bit_count() == count and not held & ~allowed:
+            self.take(workload_id, held)
+        elif 0 < room.fewest_nodes(count) <= most:
+            self.take(workload_id, room.compact(count))
+        else:
             return False
-        self.take(workload_id, place)
         return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Literal
@@ -60,7 +61,8 @@ class ShareBoard:
         self._never = _closed_devices(snapshot)
         self._closed = self._never | yielded
         self.ledger = ShareLedger(snapshot.cluster)
-        self.ledger.block_all([*self._closed, *(at for at in self.whole if claims.get(at) not in share)])
+        claimed = {at for at, who in claims.items() if who in share}
+        self.ledger.block_all(itertools.chain(self._closed, self.whole.keys() - claimed if claimed else self.whole))
         self.chosen: dict[WorkloadId, list[DeviceId]] = {}
         self.displaced: dict[WorkloadId, str] = {}
         self.evicted: dict[WorkloadId, str] = {}
@@ -249,8 +251,7 @@ class ShareBoard:
             if not mine or is_promised(view) or job_id not in self._snapshot.allocations:
                 continue
             self.hold_job(view, ())
-            others = frozenset(self.ledger.at).difference(mine)
-            found = self.find_place(replace(request, avoid=request.avoid | others))
+            found = self.find_place(replace(request, only=frozenset(mine)))
             if found is not None:
                 self._note(self.evicted, job_id, request)
                 self._undo.append(partial(self.hold_job, view, mine))
@@ -269,8 +270,7 @@ class ShareBoard:
         for device_id in self.yielded - self._never:
             if device_id not in in_use and device_id not in self.whole:
                 self.ledger.unblock(device_id)
-        for device_id in in_use:
-            self.ledger.block(device_id)
+        self.ledger.block_all(in_use)
         for view in self.jobs:
             held = self._snapshot.allocations.get(view.job.job_id)
             if held is None or self.yielded.isdisjoint(held.device_ids):

@@ -26,6 +26,7 @@ UNCOUNTED_MB = 2**50
 KeyT = TypeVar("KeyT")
 Counts = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Sums = NDArray[np.float64]
 
 
 class LedgerBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +213,12 @@ class ShareLedger:
             limit=(self.max_limit + TOLERANCE_UNITS - int(self.free_limit[at])) / UNITS,
             memory_mb=int(self.memory_mb[at] - self.free_memory_mb[at]),
         )
+
+    def sums_on(self, at: Counts) -> tuple[Sums, Sums]:
+        """The sums of requests and of limits on the devices at these places, as `load` has them."""
+        requests: Sums = (self.max_request + TOLERANCE_UNITS - self.free_request[at]) / UNITS
+        limits: Sums = (self.max_limit + TOLERANCE_UNITS - self.free_limit[at]) / UNITS
+        return requests, limits
 
     def holders(self, device_id: DeviceId) -> Mapping[WorkloadId, str]:
         """The workloads that share a device, each with its family, in order of arrival."""

@@ -26,8 +26,8 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A workload that needs `num_devices` more devices, `share` of each; all on one node where `same_node`.
 
     `family` is the same for all instances of one function. `is_large`: it may be split over several devices if no
-    single one has room. Devices in `avoid` are not chosen, without `may_open` none that is not shared yet, and with
-    `beside_shared` none of a node on which none is shared.
+    single one has room. Devices in `avoid` are not chosen, with `only` none but these, without `may_open` none that is
+    not shared yet, and with `beside_shared` none of a node on which none is shared.
     """
 
     workload_id: WorkloadId
@@ -37,6 +37,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
     same_node: bool = True
     is_large: bool = False
     avoid: frozenset[DeviceId] = frozenset()
+    only: frozenset[DeviceId] | None = None
     may_open: bool = True
     beside_shared: bool = False
 
@@ -45,6 +46,10 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
         room = ledger.room_for(demand_of(self.share))
         if self.avoid:
             room[[at for device_id in self.avoid if (at := ledger.at.get(device_id)) is not None]] = False
+        if self.only is not None:
+            is_one = np.zeros_like(room)
+            is_one[[at for device_id in self.only if (at := ledger.at.get(device_id)) is not None]] = True
+            room &= is_one
         if not self.may_open:
             room &= ledger.is_open
         if self.beside_shared:

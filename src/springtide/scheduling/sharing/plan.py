@@ -457,7 +457,7 @@ class SharePlan:
     def _lacks(self, share: Share, who: str, *, beside: Sequence[DeviceId] = (), each: int = 1) -> str:
         if each > 1:
             return lacks_together_text(self._ledger, share, who, each, beside=beside)
-        return lacks_text(self._ledger, self._snapshot.cluster, share, who, beside=beside)
+        return lacks_text(self._ledger, share, who, beside=beside)
 
     def _describe_places(self, who: WorkloadId, devices: Sequence[DeviceId], share: Share) -> str:
         others = dict.fromkeys(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.placement.layout import topology_of
 from springtide.scheduling.replicas import next_idle_at_s, wanted_replicas
+from springtide.scheduling.sharing.answer import Answer, read_answer
 from springtide.scheduling.sharing.board import Claims, Places
 from springtide.scheduling.sharing.deadlines import end_s, is_late
 from springtide.scheduling.sharing.packing import DiluPacker, Packer
@@ -28,6 +30,8 @@ from springtide.scheduling.sharing.plan import WEAK_CLAIMS, SharePlan, WeakClaim
 # The keys of the claimed devices and of the places of promised jobs that wait for others to leave them, in the memory
 # beside the memory of the inner policy.
 _CLAIMS, _PLANNED = "claimed", "planned"
+# And what sharers were asked to leave to others.
+_ANSWER = "answer"
 _NONE: frozenset[DeviceId] = frozenset()
 # How many claims of sharers are tried one by one in a decision where promises leave no room for all of them.
 MOST_TRIED = 8
@@ -41,25 +45,56 @@ _NOT_IN_POOLS = "a replica needs shares of several devices, which are not given 
 _GIVEN_UP = "promise given up: its part of a device is too little for its deadline; it ends as soon as it can"
 
 
+class _Turn(NamedTuple):
+    """What one decision is made from: the snapshot, and what its memory holds."""
+
+    snapshot: Snapshot
+    memory: Any
+    claims: Claims
+    planned: Places
+    answer: Answer | None
+
+
+class DerivedPlans:
+    """What the inner policy derived from earlier snapshots: for the plan that is carried out, beside the devices that
+    sharers took there, and for plans that were only asked for."""
+
+    def __init__(self, inner: Policy) -> None:
+        self.decisions, self._asked = DecisionCache(inner), DecisionCache(inner)
+        self._taken = _NONE
+
+    def beside(self, taken: frozenset[DeviceId]) -> DecisionCache:
+        """What is to decide beside these devices of sharers."""
+        return self.decisions if taken == self._taken else self._asked
+
+    def carry_out(self, taken: frozenset[DeviceId]) -> None:
+        """The plan beside these devices is carried out: the next decision begins with what follows from it."""
+        if taken != self._taken:
+            self.decisions, self._asked, self._taken = self._asked, self.decisions, taken
+
+
 class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     """A policy for whole devices with a packer for parts of them. Without any share, it is the inner policy."""
 
     inner: Policy
     packer: Packer = msgspec.field(default_factory=DiluPacker)
 
-    def make_derived(self) -> DecisionCache:
-        """An empty cache for the inner policy."""
-        return DecisionCache(self.inner)
+    def make_derived(self) -> DerivedPlans:
+        """Empty caches for the inner policy."""
+        return DerivedPlans(self.inner)
 
-    def decide(self, snapshot: Snapshot, derived: DecisionCache | None = None) -> Plan:
+    def decide(self, snapshot: Snapshot, derived: DerivedPlans | None = None) -> Plan:
         """Return the plan for this snapshot."""
-        decisions = derived or DecisionCache(self.inner)
-        memory, claims, planned = _split(snapshot.memory)
+        kept = derived or DerivedPlans(self.inner)
+        decisions = kept.decisions
+        turn = _turn(snapshot)
         if not has_shares(snapshot):
-            return decisions.decide(snapshot if memory is snapshot.memory else replace(snapshot, memory=memory))
+            is_inner = turn.memory is snapshot.memory
+            return decisions.decide(snapshot if is_inner else replace(snapshot, memory=turn.memory))
         if any(node.pool != "shared" or node.owner != "shared" for node in snapshot.cluster.nodes):
-            return self._one_each(snapshot, memory, claims, decisions)
-        parts, plan = self._beside_promises(snapshot, memory, claims, planned, decisions)
+            return self._one_each(snapshot, turn.memory, turn.claims, decisions)
+        parts, plan, answer = self._beside_promises(turn, kept)
+        kept.carry_out(parts.taken)
         parts.finish({device_id: who for who, given in plan.allocations.items() for device_id in given.device_ids})
         idle_at_s = next_idle_at_s([view for view in parts.services if view.wanted_replicas is None], snapshot.now_s)
         late, late_at_s = _given_up(parts, snapshot)
@@ -74,61 +109,52 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
             reasons={**plan.reasons, **_displaced(parts), **parts.reasons, **dict.fromkeys(late, _GIVEN_UP)},
             claims={**plan.claims, **_waits(parts, plan, snapshot), **late},
             revisit_at_s=min(moments, default=None),
-            memory=_joined(parts.claims, parts.places_of_promised(), plan.memory),
+            memory=_joined(snapshot.memory, parts.claims, parts.places_of_promised(), plan.memory, answer),
         )
 
-    def _beside_promises(
-        self, snapshot: Snapshot, memory: Any, claims: Claims, planned_before: Places, decisions: DecisionCache
-    ) -> tuple[SharePlan, Plan]:
-        """The plan for sharers and the inner policy's plan for the rest.
+    def _beside_promises(self, turn: _Turn, kept: DerivedPlans) -> tuple[SharePlan, Plan, Answer | None]:
+        """The plan for sharers and the inner policy's plan for the rest, and what sharers were asked for, if they were.
 
         If what sharers take beyond guaranteed minimums harms a workload that it may not harm, they take only as much as
         harms none, the strongest claims first. If then a workload on whole devices lacks some, it may have those on
         which sharers have no more than workers beyond the least of their jobs; one with a stronger claim than best
         effort also those that only best-effort sharers have parts of, as few as it takes.
-        """
 
+        As long as the inner policy keeps its plan and nobody else lacks anything, all that stays as it was answered the
+        last time; what was asked in vain is not asked again either way.
+        """
+        snapshot, before = turn.snapshot, turn.answer
         plans: dict[frozenset[DeviceId], Plan] = {}
 
         def parts_of(barred: frozenset[WeakClaim], yielded: frozenset[DeviceId] = _NONE) -> SharePlan:
-            return SharePlan(snapshot, self.packer, claims, barred, yielded, planned_before)
+            return SharePlan(snapshot, self.packer, turn.claims, barred, yielded, turn.planned)
 
         def plan_beside(parts: SharePlan) -> Plan:
             # The inner policy is shown nothing of what sharers do but the devices that they take.
             if parts.taken not in plans:
-                plans[parts.taken] = decisions.decide(_shown(snapshot, parts, memory))
+                plans[parts.taken] = kept.beside(parts.taken).decide(_shown(snapshot, parts, turn.memory))
             return plans[parts.taken]
 
         def planned(barred: frozenset[WeakClaim], yielded: frozenset[DeviceId] = _NONE) -> tuple[SharePlan, Plan]:
             parts = parts_of(barred, yielded)
             return parts, plan_beside(parts)
 
+        if before is not None and before.is_recent(snapshot.now_s):
+            parts, plan = planned(before.barred, before.yielded)
+            is_kept = plan.memory is not None and plan.memory is turn.memory
+            is_answered = not parts.opened and (is_kept or before.is_in_vain)
+            if is_answered and before.covers(_asking(snapshot, parts, plan), parts.spare.union(parts.weak)):
+                return parts, plan, before
         parts, plan = planned(frozenset())
         barred = frozenset[WeakClaim]()
         if parts.opened and _can_help(_harmed(snapshot, parts, plan), plan):
             parts, plan, barred = _without_harm(snapshot, parts, plan, parts_of, plan_beside)
-        yielded = _NONE
-        lacking = _lacking(snapshot, parts, plan) if parts.spare or parts.weak else set()
-        # Devices of best effort are for stronger claims alone.
-        if not _can_help(lacking if parts.spare else _without_best_effort(snapshot, lacking), plan):
-            return parts, plan
-        if len(parts.weak) > FEW:
-            # On a full cluster this is so at each event: one plan with all that can be given up, before a long search.
-            all_parts, all_plan = planned(barred, parts.spare.union(parts.weak))
-            if not lacking - _lacking(snapshot, all_parts, all_plan):
-                return parts, plan
-        if parts.spare:
-            other_parts, other_plan = planned(barred, parts.spare)
-            if _lacking(snapshot, other_parts, other_plan) < lacking:
-                parts, plan, yielded = other_parts, other_plan, parts.spare
-        strong = _without_best_effort(snapshot, _lacking(snapshot, parts, plan)) if parts.weak else set()
-        count, most, weak = 1, len(parts.weak) if _can_help(strong, plan) else 0, parts.weak
-        while count <= most:
-            other_parts, other_plan = planned(barred, yielded.union(weak[:count]))
-            if _without_best_effort(snapshot, _lacking(snapshot, other_parts, other_plan)) < strong:
-                return other_parts, other_plan
-            count = most if count < most < 2 * count else 2 * count
-        return parts, plan
+        parts, plan, yielded = _with_what_sharers_yield(snapshot, parts, plan, partial(planned, barred))
+        if yielded is None and not barred:
+            return parts, plan, None
+        answer = Answer(snapshot.now_s, barred, yielded or _NONE)
+        devices = parts.spare.union(parts.weak, answer.yielded)
+        return parts, plan, answer._replace(lacking=frozenset(_asking(snapshot, parts, plan)), devices=devices)
 
     def _one_each(self, snapshot: Snapshot, memory: Any, claims: Claims, decisions: DecisionCache) -> Plan:
         """The plan where nodes have labels: each workload with a share is limited to it, on a device of its own.
@@ -162,7 +188,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
                 for share in [shares.get(who)]
             },
             reasons={**plan.reasons, **wide} if wide else plan.reasons,
-            memory=_joined(claims, {}, plan.memory),
+            memory=_joined(snapshot.memory, claims, {}, plan.memory),
         )
 
     def _at_request(self, view: JobView) -> JobView:
@@ -184,18 +210,25 @@ def has_shares(snapshot: Snapshot) -> bool:
     )
 
 
-def _split(memory: Any) -> tuple[Any, Claims, Places]:
-    """The inner policy's memory, the devices that were claimed at the last decision, and the places of promised jobs
-    that were to start."""
-    if isinstance(memory, Mapping) and "inner" in memory and memory.keys() <= {_CLAIMS, _PLANNED, "inner"}:
-        return memory["inner"], memory.get(_CLAIMS, {}), memory.get(_PLANNED, {})
-    return memory, {}, {}
+def _turn(snapshot: Snapshot) -> _Turn:
+    """The snapshot with what is in its memory: the inner policy's, the devices that were claimed at the last decision,
+    the places of promised jobs that were to start, and what sharers were asked for."""
+    memory, keys = snapshot.memory, {_CLAIMS, _PLANNED, _ANSWER, "inner"}
+    kept = memory if isinstance(memory, Mapping) and "inner" in memory and memory.keys() <= keys else {"inner": memory}
+    answer = read_answer(kept.get(_ANSWER))
+    return _Turn(snapshot, kept["inner"], kept.get(_CLAIMS, {}), kept.get(_PLANNED, {}), answer)
 
 
-def _joined(claims: Claims, planned: Places, inner: Any) -> Any:
-    """The memory of all that."""
-    found = {key: dict(value) for key, value in ((_CLAIMS, claims), (_PLANNED, planned)) if value}
-    return {**found, "inner": inner} if found else inner
+def _joined(before: Any, claims: Claims, planned: Places, inner: Any, answer: Answer | None = None) -> Any:
+    """The memory of all that: the one that was before, if that is the same."""
+    found: dict[str, Any] = {key: dict(value) for key, value in ((_CLAIMS, claims), (_PLANNED, planned)) if value}
+    if answer is not None:
+        found[_ANSWER] = answer.write()
+    if not found:
+        return inner
+    found["inner"] = inner
+    is_same = isinstance(before, Mapping) and before.get("inner") is inner and before == found
+    return before if is_same else found
 
 
 def _in_order(snapshot: Snapshot, allocations: Mapping[WorkloadId, Allocation]) -> dict[WorkloadId, Allocation]:
@@ -247,6 +280,34 @@ def _most_used(runs: Sequence[PlannedRun], from_s: float) -> int:
     """The most devices that these runs use at one moment from `from_s` on."""
     starts = [max(run.start_s, from_s) for run in runs if run.end_s > from_s]
     return max((sum(run.num_devices for run in runs if run.start_s <= at_s < run.end_s) for at_s in starts), default=0)
+
+
+def _with_what_sharers_yield(
+    snapshot: Snapshot, parts: SharePlan, plan: Plan, planned: Callable[[frozenset[DeviceId]], tuple[SharePlan, Plan]]
+) -> tuple[SharePlan, Plan, frozenset[DeviceId] | None]:
+    """The plans in which sharers leave devices to workloads that lack some and may have them, and these devices; None
+    if none were asked for."""
+    if not _can_help(_asking(snapshot, parts, plan), plan):
+        return parts, plan, None
+    yielded, lacking = _NONE, _lacking(snapshot, parts, plan)
+    if len(parts.weak) > FEW:
+        # On a full cluster this is often so: one plan with all that can be given up, before a long search.
+        all_parts, all_plan = planned(parts.spare.union(parts.weak))
+        if not lacking - _lacking(snapshot, all_parts, all_plan):
+            return parts, plan, _NONE
+    if parts.spare:
+        other_parts, other_plan = planned(parts.spare)
+        if _lacking(snapshot, other_parts, other_plan) < lacking:
+            parts, plan, yielded = other_parts, other_plan, parts.spare
+    strong = _without_best_effort(snapshot, _lacking(snapshot, parts, plan)) if parts.weak else set()
+    count, most, weak = 1, len(parts.weak) if _can_help(strong, plan) else 0, parts.weak
+    while count <= most:
+        more = yielded.union(weak[:count])
+        other_parts, other_plan = planned(more)
+        if _without_best_effort(snapshot, _lacking(snapshot, other_parts, other_plan)) < strong:
+            return other_parts, other_plan, more
+        count = most if count < most < 2 * count else 2 * count
+    return parts, plan, yielded
 
 
 def _without_harm(
@@ -315,6 +376,14 @@ def _lacking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[Work
     return _waiting(snapshot, parts, plan) | harmed | _missing_replicas(snapshot, plan)
 
 
+def _asking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
+    """Those lacking something that sharers could leave them: devices of best effort are for stronger claims alone."""
+    if not (parts.spare or parts.weak):
+        return set()
+    lacking = _lacking(snapshot, parts, plan)
+    return lacking if parts.spare else _without_best_effort(snapshot, lacking)
+
+
 def _waiting(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
     """The jobs on whole devices that could start and get none."""
     return {
@@ -341,6 +410,8 @@ def _stopped(snapshot: Snapshot, parts: SharePlan) -> set[WorkloadId]:
     for view in snapshot.jobs:
         held = snapshot.allocations.get(view.job.job_id)
         if held is None or view.job.job_id in parts.sharers:
+            continue
+        if held.device_ids and parts.claims.keys().isdisjoint(held.device_ids):
             continue
         left = set(held.device_ids) - parts.claims.keys()
         if not left or (not view.job.elastic and len(left) < held.num_devices):
@@ -388,7 +459,7 @@ def _shown(snapshot: Snapshot, parts: SharePlan, memory: Any) -> Snapshot:
     for who, held in snapshot.allocations.items():
         if who in sharers:
             continue
-        if held.share is None and all(device_id in alive for device_id in held.device_ids):
+        if held.share is None and alive.issuperset(held.device_ids):
             allocations[who] = held
             continue
         left = tuple(device_id for device_id in held.device_ids if device_id in alive and device_id not in leaving)

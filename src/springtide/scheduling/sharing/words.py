@@ -6,34 +6,33 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from springtide.core.resources import DeviceId, Topology
-from springtide.core.shares import MAX_LIMIT, TOLERANCE, Share, has_room
+from springtide.core.resources import DeviceId
+from springtide.core.shares import MAX_LIMIT, TOLERANCE, Share
 from springtide.scheduling.sharing.demand import demand_of
 from springtide.scheduling.sharing.ledger import ShareLedger
 
 _NUM_NAMED = 4
 
 
-def lacks_text(
-    ledger: ShareLedger, cluster: Topology, share: Share, who: str, *, beside: Sequence[DeviceId] = ()
-) -> str:
+def lacks_text(ledger: ShareLedger, share: Share, who: str, *, beside: Sequence[DeviceId] = ()) -> str:
     """What a waiting workload lacks: request, memory, or what the limits on a device may add up to. `who` is it with
     its verb, `beside` are the devices that it is on already."""
-    open_to_it = [ledger.device_ids[at] for at in np.flatnonzero(ledger.is_usable).tolist()]
-    usable = [d for d in open_to_it if d not in beside]
+    is_open_to_it = ledger.is_usable.copy()
+    is_open_to_it[[ledger.at[device_id] for device_id in beside]] = False
+    usable = np.flatnonzero(is_open_to_it)
     memory = f" and {share.memory_mb} MB" if share.memory_mb else ""
     asks = f"{who} {share.request:g}{memory} of a device"
-    if not usable:
+    if not len(usable):
         num = len(ledger.at)
         return f"{asks}, and none of the {num} is open to it: others hold them as a whole, or it is on them already"
-    loads = {device_id: ledger.load(device_id) for device_id in usable}
-    memory_of = cluster.memory_of
-    fits = [d for d in usable if has_room(loads[d], _at_request(share), memory_of.get(d, 0))]
-    if fits:
-        best = min(fits, key=lambda d: loads[d].limit)
-        left = MAX_LIMIT - loads[best].limit
-        return f"{asks} and up to {share.limit:g}, and on {best} there is a limit of {left:.2g} left: a lower one fits"
-    most = max(max(0.0, 1.0 - loads[d].request) for d in usable)
+    requests, limits = ledger.sums_on(usable)
+    fits = (requests + share.request <= 1.0 + TOLERANCE) & (limits + share.request <= MAX_LIMIT + TOLERANCE)
+    fits &= ledger.free_memory_mb[usable] >= share.memory_mb
+    if fits.any():
+        best = int(np.where(fits, limits, np.inf).argmin())
+        left, name = MAX_LIMIT - float(limits[best]), ledger.device_ids[usable[best]]
+        return f"{asks} and up to {share.limit:g}, and on {name} there is a limit of {left:.2g} left: a lower one fits"
+    most = max(0.0, 1.0 - float(requests.min()))
     if most + TOLERANCE >= share.request:
         return f"{asks}, and what is left of the devices has too little memory"
     return f"{asks}, and the most that is left of one is {most:.2g}"
@@ -59,7 +58,3 @@ def places_text(share: Share, num_devices: int, others: Iterable[str]) -> str:
     part = f"{share.request:g}..{share.limit:g} of {num_devices} device{'s' if num_devices > 1 else ''}"
     named = ", ".join(f"'{name}'" for name in list(others)[:_NUM_NAMED])
     return f"{part}, beside {named}" if named else f"{part}, which nobody else shares"
-
-
-def _at_request(share: Share) -> Share:
-    return Share(request=share.request, limit=share.request, memory_mb=share.memory_mb)
