@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from springtide.core.status.quote import Quote as Quote
     from springtide.runtime.adoption import adopt as adopt
     from springtide.runtime.script_reports import report as report
+    from springtide.serving.events import sse as sse
 
 _PUBLIC = {
     "Batch": "springtide.core.context",
@@ -71,6 +72,7 @@ _PUBLIC = {
     "remove_dataset": "springtide.client.datasets",
     "report": "springtide.runtime.script_reports",
     "serve": "springtide.client.functions",
+    "sse": "springtide.serving.events",
     "stream": "springtide.client.datasets",
     "train": "springtide.client.functions",
     "tune": "springtide.client.tuning",

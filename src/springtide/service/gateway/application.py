@@ -24,6 +24,7 @@ from springtide.core.quantities import parse_duration_s, validate_name
 from springtide.core.shares import Share
 from springtide.service.gateway.described import gateway_paths
 from springtide.service.gateway.endpoint import (
+    SEND_TIMEOUT_S,
     Endpoint,
     Handler,
     Headers,
@@ -35,7 +36,8 @@ from springtide.service.gateway.endpoint import (
 from springtide.service.gateway.metrics import GatewayMetrics
 from springtide.service.gateway.protocol import InferenceProtocol
 from springtide.service.gateway.queue import ServiceQueue
-from springtide.service.gateway.requests import GatewayReply
+from springtide.service.gateway.requests import GatewayReply, until_disconnected
+from springtide.serving.events import EVENT_STREAM, JSON_LINES
 from springtide.serving.router import ReplicaRoute, ServiceRoute
 from springtide.serving.schema import Call, ServiceSchema, check_call, parse_json
 
@@ -45,6 +47,8 @@ _DEFAULT_TIMEOUT_S = 30.0
 _MAX_TIMEOUT_S = 3600.0
 _TICK_S = 1.0
 _MAX_LISTED_NAMES = 20
+# What stands between must neither keep the parts back nor answer with old ones.
+_STREAM_HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 
 
 class Gateway:
@@ -59,10 +63,12 @@ class Gateway:
         *,
         registry: CollectorRegistry | None = None,
         default_timeout_s: float = _DEFAULT_TIMEOUT_S,
+        send_timeout_s: float = SEND_TIMEOUT_S,
     ) -> None:
         self._post = post
         self._metrics = GatewayMetrics(registry if registry is not None else CollectorRegistry())
         self._default_timeout_s = default_timeout_s
+        self._send_timeout_s = send_timeout_s
         self._lock = threading.Lock()
         self._routes: tuple[ServiceRoute, ...] = ()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -114,7 +120,7 @@ class Gateway:
         )
         served: dict[str, dict[str, Handler]] = {"/f/{name}": {"POST": self._call, "GET": self._describe}}
         return [
-            Route(path, Endpoint(handlers, self._count), include_in_schema=False)
+            Route(path, Endpoint(handlers, self._count, self._send_timeout_s), include_in_schema=False)
             for path, handlers in (served | protocol.handlers()).items()
         ]
 
@@ -180,7 +186,9 @@ class Gateway:
         self, queue: ServiceQueue, scope: Scope, receive: Receive, prepare: Callable[[ServiceSchema], Call]
     ) -> tuple[GatewayReply, Headers]:
         """Return a successful answer and its headers. Raises the error to answer with."""
-        answer = await queue.submit(prepare, self._timeout_s(scope), lambda: _until_disconnected(receive))
+        answer = await queue.submit(
+            prepare, self._timeout_s(scope), lambda: until_disconnected(receive), accepts_sse=_accepts_sse(scope)
+        )
         headers = (_springtide_header(answer, queue.service.share),)
         if answer.outcome.status != "ok":
             sentence = answer.outcome.body.decode("utf-8", "replace")
@@ -199,6 +207,9 @@ class Gateway:
             if error.status != 422 or queue.schema is None:
                 raise
             raise HttpError(422, str(error), details={"expected": queue.schema.body_schema()}) from None
+        if answer.stream is not None:
+            media_type = (EVENT_STREAM if answer.stream.is_sse else JSON_LINES).encode()
+            return HttpReply(200, b"", (*headers, *_STREAM_HEADERS), media_type, answer.stream)
         return HttpReply(200, b'{"outputs":' + answer.outcome.body + b"}", headers)
 
     def _timeout_s(self, scope: Scope) -> float:
@@ -223,6 +234,8 @@ class Gateway:
             "queued": queue.num_queued,
             "doc": schema.doc if schema else None,
             "batchable": schema.is_batchable if schema else None,
+            "stream": schema.is_stream if schema else None,
+            "concurrency": schema.concurrency if schema else None,
             "body": schema.body_schema() if schema else None,
             "answer": schema.answer_schema() if schema else None,
             "max_batch_size": service.max_batch_size,
@@ -234,9 +247,10 @@ class Gateway:
         return HttpReply(200, msgspec.json.encode(description))
 
 
-async def _until_disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def _accepts_sse(scope: Scope) -> bool:
+    """Whether the client asks for server-sent events, and not for less than that."""
+    accepted = (header_of(scope, b"accept") or b"").decode("latin-1").lower()
+    return any(part.partition(";")[0].strip() == EVENT_STREAM for part in accepted.split(","))
 
 
 def _springtide_header(answer: GatewayReply, share: Share | None) -> tuple[bytes, bytes]:

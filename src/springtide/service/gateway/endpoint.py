@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -13,11 +14,16 @@ from starlette.types import Message, Receive, Scope, Send
 
 from springtide.core.errors import InvalidRequest, SpringtideError
 from springtide.service.gateway.compression import BadCompression, compressed, decompressed
-from springtide.service.gateway.requests import ClientGone, RequestRefused
+from springtide.service.gateway.requests import ClientGone, RequestRefused, until_disconnected
+from springtide.service.gateway.streams import AnswerStream
 from springtide.service.submission.problems import is_inference_protocol
 
 _LOG = logging.getLogger("springtide.gateway")
 JSON_TYPE = b"application/json"
+# A client that takes nothing of a streamed answer for so long has left, though its connection stands.
+SEND_TIMEOUT_S = 30.0
+# The key in a request's scope of what closes its connection without waiting for what was written to it.
+ABORT = "springtide:abort"
 # Below this, compression saves less than its own work and its header cost.
 _MIN_COMPRESSED_BYTES = 1024
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -37,13 +43,15 @@ _CODES = {
 }
 
 
-class HttpReply(msgspec.Struct, frozen=True):
+class HttpReply(msgspec.Struct, frozen=True, eq=False):
     """An HTTP answer."""
 
     status: int
     body: bytes
     headers: Headers = ()
     media_type: bytes = JSON_TYPE
+    # A body that comes in parts, instead of `body`.
+    stream: AnswerStream | None = None
 
 
 class HttpError(SpringtideError):
@@ -62,9 +70,15 @@ Handler = Callable[[Scope, Receive], Awaitable[HttpReply]]
 class Endpoint:
     """A raw ASGI application for one path: calls the method's handler, turns errors into answers, counts requests."""
 
-    def __init__(self, handlers: dict[str, Handler], count: Callable[[Scope, int, float], None]) -> None:
+    def __init__(
+        self,
+        handlers: dict[str, Handler],
+        count: Callable[[Scope, int, float], None],
+        send_timeout_s: float = SEND_TIMEOUT_S,
+    ) -> None:
         self.handlers = handlers
         self._count = count
+        self._send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -74,12 +88,41 @@ class Endpoint:
         except ClientGone:
             self._count(scope, 499, time.perf_counter() - started_s)
             return
+        if reply.stream is not None:
+            await self._relay(reply, reply.stream, scope, receive, send)
+            self._count(scope, reply.stream.status, time.perf_counter() - started_s)
+            return
         self._count(scope, reply.status, time.perf_counter() - started_s)
         length = str(len(reply.body)).encode()
         headers = [(b"content-type", reply.media_type), (b"content-length", length), *reply.headers]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         body = b"" if scope["method"] == "HEAD" else reply.body
         await send({"type": "http.response.body", "body": body})
+
+    async def _relay(self, reply: HttpReply, stream: AnswerStream, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send a streamed answer part by part. What comes while the client takes a part is the next one.
+
+        A server's `send` raises nothing when the client has left, so a task listens for that.
+        """
+        watch = asyncio.create_task(until_disconnected(receive))
+        watch.add_done_callback(lambda task: None if task.cancelled() else stream.cancel())
+        headers = [(b"content-type", reply.media_type), *reply.headers]
+        try:
+            await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+            while part := await stream.next():
+                async with asyncio.timeout(self._send_timeout_s):
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            if stream.status != 499:
+                await send({"type": "http.response.body", "body": b""})
+        except TimeoutError:
+            stream.cancel(408)
+            if (abort := scope.get(ABORT)) is not None:
+                abort()
+                # The server hears of it in its next turn.
+                await asyncio.sleep(0)
+        finally:
+            watch.cancel()
+            stream.cancel()
 
     async def _answer(self, scope: Scope, receive: Receive) -> HttpReply:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]

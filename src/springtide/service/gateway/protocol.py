@@ -177,6 +177,9 @@ class InferenceProtocol:
         request = parse_infer(body, None if head_length is None else head_length.decode("latin-1"))
 
         def prepare(schema: ServiceSchema) -> Call:
+            if schema.is_stream:
+                name = queue.service.name
+                raise InvalidRequest(f"{name!r} answers with a stream, which is not in this protocol; call /f/{name}")
             arguments = arguments_of(request, schema)
             try:
                 encoded = msgspec.json.encode(arguments)
