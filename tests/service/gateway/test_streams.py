@@ -196,6 +196,21 @@ def test_a_slow_reader_stops_no_other_stream(tmp_path):
     run(scenario)
 
 
+def test_a_replica_in_a_pod_streams_over_tcp_and_hears_of_a_client_that_leaves(tmp_path):
+    async def scenario(harness):
+        async with served(harness, tmp_path, ASYNC_GENERATOR, is_pod=True):
+            answer = await call(harness, {"n": 3}, **SSE)
+            assert events_of(answer.text) == [0, 1, 2]
+            place = tmp_path / "closed"
+            body = {"n": 2, "place": str(place), "pause": 1000.0}
+            async with harness.client.stream("POST", "/f/double", json=body) as response:
+                assert await anext(response.aiter_lines()) == "0"
+            await harness.until(place.exists)
+            await free(harness)
+
+    run(scenario)
+
+
 def test_async_calls_work_side_by_side_and_are_cancelled(tmp_path):
     async def scenario(harness):
         async with served(harness, tmp_path, ASYNC):
