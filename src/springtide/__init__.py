@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from springtide.client.api import Client as Client
     from springtide.client.api import connect as connect
+    from springtide.client.applications import asgi as asgi
     from springtide.client.datasets import append_dataset as append_dataset
     from springtide.client.datasets import close_dataset as close_dataset
     from springtide.client.datasets import dataset as dataset
@@ -62,6 +63,7 @@ _PUBLIC = {
     "TrainFunction": "springtide.client.functions",
     "adopt": "springtide.runtime.adoption",
     "append_dataset": "springtide.client.datasets",
+    "asgi": "springtide.client.applications",
     "auto": "springtide.client.functions",
     "close_dataset": "springtide.client.datasets",
     "connect": "springtide.client.api",

@@ -53,16 +53,34 @@ class Predict(_Frame, frozen=True, kw_only=True):
     timeout_s: float = 0.0
 
 
+class HttpHead(msgspec.Struct, frozen=True, array_like=True):
+    """A request to an application; `path` is the whole one, with the root path in front."""
+
+    method: str
+    scheme: str
+    path: str
+    query: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+
+
+class HttpStart(msgspec.Struct, frozen=True, array_like=True):
+    """The head of an application's answer."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+
+
 class Open(_Frame, frozen=True, kw_only=True):
     """To the replica: answer this call with Chunks and an End. `batch_id` is from the same numbers as Predict's.
 
     The replica may send CREDIT_BYTES of chunks, and as many more as Credit says. With `is_sse` it writes the items of a
-    stream as server-sent events.
+    stream as server-sent events. Of a request to an application `http` is the head and `call` the body.
     """
 
     batch_id: int
     call: bytes
     is_sse: bool = False
+    http: HttpHead | None = None
 
 
 class Credit(_Frame, frozen=True, kw_only=True):
@@ -134,6 +152,7 @@ class Chunk(_Frame, frozen=True, kw_only=True):
     batch_id: int
     body: bytes
     is_sse: bool = False
+    start: HttpStart | None = None
 
 
 class End(_Frame, frozen=True, kw_only=True):

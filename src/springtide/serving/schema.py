@@ -12,6 +12,7 @@ import msgspec
 
 from springtide.core.decoding import decoder_of_made_type
 from springtide.core.errors import InvalidRequest
+from springtide.serving.applications import AsgiService
 
 METHOD = "predict"
 _MAX_INLINE_DEPTH = 6
@@ -24,7 +25,7 @@ _STREAMS = (
     collections.abc.AsyncIterable,
     collections.abc.AsyncGenerator,
 )
-PredictKind = typing.Literal["plain", "async", "generator", "async_generator"]
+PredictKind = typing.Literal["plain", "async", "generator", "async_generator", "asgi"]
 # How many calls a replica works on at a time, if its service does not say.
 ASYNC_CONCURRENCY = 64
 _TENSOR_DATATYPES = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES"}
@@ -60,8 +61,8 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
 class ServiceSchema(msgspec.Struct, frozen=True, kw_only=True):
     """What `predict` takes and returns. Batchable: list in, list out, one output per item.
 
-    `kind` is what `predict` is; all but plain ones get each call by itself. `concurrency` is how many calls, or batches
-    of them, a replica works on at a time. Of a generator `returns` describes one item.
+    `kind` is what `predict` is, or `asgi` for an application; all but plain ones get each call by itself. `concurrency`
+    is how many calls, or batches of them, a replica works on at a time. Of a generator `returns` describes one item.
     """
 
     parameters: tuple[Parameter, ...] = ()
@@ -179,6 +180,10 @@ def derive_schema(served: type, concurrency: int | None = None) -> ServiceSchema
 
     `concurrency` is that of its service; None: 1, and 64 where `predict` is async.
     """
+    if issubclass(served, AsgiService):
+        return ServiceSchema(
+            kind="asgi", concurrency=concurrency or ASYNC_CONCURRENCY, doc=inspect.getdoc(served) or ""
+        )
     schema = _derive(served)[0]
     usual = ASYNC_CONCURRENCY if schema.kind in ("async", "async_generator") else 1
     return msgspec.structs.replace(schema, concurrency=concurrency or usual)

@@ -11,10 +11,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from springtide.serving.events import ServerSentEvent, written_item
-from springtide.serving.frames import CHUNK_BYTES, CREDIT_BYTES, BatchOutcome, Chunk, End, Open, Reply
+from springtide.serving.frames import (
+    CHUNK_BYTES,
+    CREDIT_BYTES,
+    BatchOutcome,
+    Chunk,
+    End,
+    HttpHead,
+    HttpStart,
+    Open,
+    Reply,
+)
 
 _LOG = logging.getLogger("springtide.replica")
 _CANCELLED = BatchOutcome("error", b"the call was cancelled")
@@ -48,6 +58,15 @@ class CallAnswerer(Protocol):
         ...
 
 
+@runtime_checkable
+class Responder(Protocol):
+    """What answers requests to an application."""
+
+    async def respond(self, call: AsyncCall, head: HttpHead) -> BatchOutcome:
+        """Send the answer and return its outcome."""
+        ...
+
+
 class InvalidCall(Exception):
     """The call does not fit the type hints."""
 
@@ -61,8 +80,9 @@ class OpenCall:
         self.is_cancelled = False
         # When a cancelled call was cancelled, on the monotonic clock.
         self.cancelled_at_s: float | None = None
+        self.http = opened.http
         self._is_sse = opened.is_sse
-        self._has_begun = False
+        self.has_begun = False
         self._credit = CREDIT_BYTES
         self._send = send
         self._changed = threading.Condition()
@@ -94,8 +114,8 @@ class OpenCall:
 
     def written(self, item: Any, model: CallAnswerer) -> bytes:
         """The bytes of an item, which with the first one decide whether they are server-sent events."""
-        if not self._has_begun:
-            self._has_begun = True
+        if not self.has_begun:
+            self.has_begun = True
             self._is_sse = self._is_sse or isinstance(item, ServerSentEvent)
         return written_item(item, model.encoded, is_sse=self._is_sse)
 
@@ -118,10 +138,10 @@ class OpenCall:
             self._send_piece(body[start : start + CHUNK_BYTES])
         return True
 
-    def _send_piece(self, piece: bytes) -> None:
+    def _send_piece(self, piece: bytes, start: HttpStart | None = None) -> None:
         with self._changed:
             self._credit -= len(piece)
-        self._send(Chunk(batch_id=self.batch_id, body=piece, is_sse=self._is_sse))
+        self._send(Chunk(batch_id=self.batch_id, body=piece, is_sse=self._is_sse, start=start))
 
 
 class AsyncCall(OpenCall):
@@ -146,22 +166,32 @@ class AsyncCall(OpenCall):
         """Await what `predict` returns, or send its items as they come."""
         if self.is_cancelled:
             return _CANCELLED
+        if self.http is not None:
+            if not isinstance(model, Responder):
+                raise InvalidCall("this service is no application")
+            return await model.respond(self, self.http)
         found = model.start(self.call)
         if isinstance(found, Coroutine):
             return model.outcome_of(await found)
         try:
             async for item in found:
-                body = self.written(item, model)
-                for start in range(0, len(body), CHUNK_BYTES):
-                    while self._credit <= 0:
-                        self._moved.clear()
-                        await self._moved.wait()
-                    self._send_piece(body[start : start + CHUNK_BYTES])
+                await self.send_part(self.written(item, model))
                 # A generator that awaits nothing would let no other call, and no cancellation, come through.
                 await asyncio.sleep(0)
         finally:
             await found.aclose()
         return BatchOutcome("ok", b"")
+
+    async def send_part(self, body: bytes, start: HttpStart | None = None) -> None:
+        """Send a part of the answer as there is credit for it; the first one takes the head of an application's."""
+        head = None if self.has_begun else start
+        self.has_begun = True
+        for at in range(0, max(len(body), int(head is not None)), CHUNK_BYTES):
+            while self._credit <= 0:
+                self._moved.clear()
+                await self._moved.wait()
+            self._send_piece(body[at : at + CHUNK_BYTES], head)
+            head = None
 
     def _add(self, num_bytes: int) -> None:
         self._credit += num_bytes

@@ -30,10 +30,12 @@ from springtide.runtime.process.control_link import ControlLink
 from springtide.runtime.process.device_seen import device_seen
 from springtide.runtime.process.entry import describe_error, load_object
 from springtide.runtime.process.share_slot import open_slot
+from springtide.runtime.serving.asgi import ServedApplication
 from springtide.runtime.serving.calls import InvalidCall
 from springtide.runtime.serving.folder import entered_copy
 from springtide.runtime.serving.listeners import HandshakeGuard, ReplicaListener, TcpListener, UnixListener
-from springtide.runtime.serving.server import ReplicaServer
+from springtide.runtime.serving.server import Answerer, ReplicaServer
+from springtide.serving.applications import AsgiService
 from springtide.serving.frames import MAX_FRAME_BYTES, BatchOutcome
 from springtide.serving.schema import ServiceSchema, call_decoder, derive_schema
 
@@ -213,6 +215,9 @@ class ServedUserModel:
             if self._num_working == 0:
                 self._slot.end() if is_done else self._slot.abandon()
 
+    def close(self) -> None:
+        """Does nothing: a class has no method that ends it."""
+
     def set_queue_length(self, num_batches: int) -> None:
         """Report how many batches wait for the current one to end. Thread-safe."""
         if self._slot is not None:
@@ -328,7 +333,12 @@ def _load(
         entrypoint = kept.enter_context(entered_copy(spec))
         served = load_served_class(entrypoint)
         link.phases.ended("import")
-        model = ServedUserModel(served, service.max_batch_size, service.params, open_slot(spec), service.concurrency)
+        model: Answerer
+        if issubclass(served, AsgiService):
+            model = ServedApplication(served, service.name, service.concurrency)
+        else:
+            slot = open_slot(spec)
+            model = ServedUserModel(served, service.max_batch_size, service.params, slot, service.concurrency)
         listener: ReplicaListener = TcpListener(guard) if guard else UnixListener(Path(spec.work_dir), spec.replica_id)
         return ReplicaServer(spec.replica_id, model, listener)
     except (Exception, SystemExit) as error:

@@ -71,6 +71,10 @@ class Answerer(CallAnswerer, Protocol):
         """Return one outcome per call."""
         ...
 
+    def close(self) -> None:
+        """End what async code has begun; its loop runs no more."""
+        ...
+
     def set_queue_length(self, num_batches: int) -> None:
         """Report how many batches wait for the current one to end. Called by several threads."""
         ...
@@ -119,6 +123,7 @@ class ReplicaServer:
         threading.Thread(target=self._watch, args=(on_stuck,), name="springtide-watch", daemon=True).start()
         if self._model.loop is not None:
             self._model.loop.run_until_complete(self._is_drained.wait())
+            self._model.close()
             return
         others = [
             threading.Thread(target=self._work, name=f"springtide-predict-{number}", daemon=True)

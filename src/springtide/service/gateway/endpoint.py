@@ -106,20 +106,19 @@ class Endpoint:
         """
         watch = asyncio.create_task(until_disconnected(receive))
         watch.add_done_callback(lambda task: None if task.cancelled() else stream.cancel())
-        headers = [(b"content-type", reply.media_type), *reply.headers]
+        headers = [*([(b"content-type", reply.media_type)] if reply.media_type else []), *reply.headers]
         try:
             await send({"type": "http.response.start", "status": reply.status, "headers": headers})
             while part := await stream.next():
                 async with asyncio.timeout(self._send_timeout_s):
                     await send({"type": "http.response.body", "body": part, "more_body": True})
-            if stream.status != 499:
+            if stream.is_broken:
+                await _abort(scope)
+            elif stream.status != 499:
                 await send({"type": "http.response.body", "body": b""})
         except TimeoutError:
             stream.cancel(408)
-            if (abort := scope.get(ABORT)) is not None:
-                abort()
-                # The server hears of it in its next turn.
-                await asyncio.sleep(0)
+            await _abort(scope)
         finally:
             watch.cancel()
             stream.cancel()
@@ -159,6 +158,14 @@ def _error(
     return HttpReply(status, msgspec.json.encode({"error": problem}), headers)
 
 
+async def _abort(scope: Scope) -> None:
+    """Close the client's connection, whatever was written to it."""
+    if (abort := scope.get(ABORT)) is not None:
+        abort()
+        # The server hears of it in its next turn.
+        await asyncio.sleep(0)
+
+
 def header_of(scope: Scope, name: bytes) -> bytes | None:
     """The value of the request's first header of this name, in lower case; None without one."""
     for key, value in scope["headers"]:
@@ -167,13 +174,13 @@ def header_of(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
-async def read_body(scope: Scope, receive: Receive, limit_mib: int) -> bytes:
-    """Read the whole body, and decompress one in gzip or deflate.
+async def read_body(scope: Scope, receive: Receive, limit_mib: int, *, is_as_sent: bool = False) -> bytes:
+    """Read the whole body, and decompress one in gzip or deflate, unless it is wanted as it was sent.
 
     Raises HttpError: 413 above the limit, before or after decompression, 415 for another Content-Encoding, 400 if the
     compressed data is damaged.
     """
-    encoding = (header_of(scope, b"content-encoding") or b"identity").strip().lower()
+    encoding = b"identity" if is_as_sent else (header_of(scope, b"content-encoding") or b"identity").strip().lower()
     if encoding not in (b"identity", b"gzip", b"deflate"):
         raise HttpError(415, "send the body as it is, or with Content-Encoding gzip or deflate")
     limit_bytes = limit_mib << 20

@@ -30,13 +30,15 @@ from springtide.serving.batcher import (
     form_batch,
     worthwhile_wait_s,
 )
-from springtide.serving.frames import Answered, BatchOutcome, Chunk, Draining, End
+from springtide.serving.frames import Answered, BatchOutcome, Chunk, Draining, End, HttpHead, HttpStart
 from springtide.serving.load import LoadWindow, is_worth_reporting
 from springtide.serving.router import ReplicaLoad, ServiceRoute, pick_replica
 from springtide.serving.schema import Call, ServiceSchema
 
 _RETRY_AFTER_S = 2.0
 _MIN_REPORT_INTERVAL_S = 1.0
+# The methods of requests to applications that may be sent again when a replica is lost.
+_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 
 
 @dataclass(slots=True)
@@ -166,6 +168,7 @@ class ServiceQueue:
         until_disconnected: Callable[[], Coroutine[Any, Any, None]],
         *,
         accepts_sse: bool = False,
+        http: HttpHead | None = None,
     ) -> GatewayReply:
         """Queue one request and wait for its answer, or for the first item of a streamed one.
 
@@ -194,6 +197,7 @@ class ServiceQueue:
             deadline_s=now_s + timeout_s,
             is_cold=num_ready == 0,
             accepts_sse=accepts_sse,
+            http=http,
         )
         if self.schema is not None:
             pending.call = prepare(self.schema)
@@ -424,7 +428,7 @@ class ServiceQueue:
             if self.schema is None or self.schema.kind == "plain":
                 client.predict(batch_id, calls, max(pending.deadline_s for pending in pendings) - now_s)
             else:
-                client.open(batch_id, calls[0], is_sse=pendings[0].accepts_sse)
+                client.open(batch_id, calls[0], is_sse=pendings[0].accepts_sse, http=pendings[0].http)
                 pendings[0].cancel = functools.partial(client.cancel, batch_id)
         except BackendError as error:
             for pending in pendings:
@@ -463,13 +467,16 @@ class ServiceQueue:
         """Pass on a part of a streamed answer; with the first one the request is answered."""
         sent = self._sent[chunk.batch_id]
         if sent.stream is None:
-            sent.stream = self._begin_stream(chunk.batch_id, sent, is_sse=chunk.is_sse)
+            sent.stream = self._begin_stream(chunk.batch_id, sent, is_sse=chunk.is_sse, start=chunk.start)
         sent.stream.feed(chunk.body)
 
-    def _begin_stream(self, batch_id: int, sent: _SentBatch, *, is_sse: bool) -> AnswerStream:
+    def _begin_stream(
+        self, batch_id: int, sent: _SentBatch, *, is_sse: bool, start: HttpStart | None = None
+    ) -> AnswerStream:
         pending, client = sent.pendings[0], sent.client
         stream = AnswerStream(
             is_sse=is_sse,
+            start=start,
             silence_s=pending.deadline_s - pending.arrived_at_s,
             give_credit=functools.partial(client.credit, batch_id),
             on_cancel=functools.partial(client.cancel, batch_id),
@@ -544,7 +551,10 @@ class ServiceQueue:
                 sent.stream.end(lost, status=502, code="replica_lost")
                 continue
             for pending in sent.pendings:
-                if pending.tried:
+                if pending.http is not None and pending.http.method not in _REPEATABLE:
+                    why = f"the replica was lost at this request, and a {pending.http.method} is not repeated"
+                    self._fail(pending, RequestRefused(502, why))
+                elif pending.tried:
                     self._fail(pending, RequestRefused(502, "two replicas died while they worked on this request"))
                 else:
                     pending.tried.add(client.replica_id)

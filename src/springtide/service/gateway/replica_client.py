@@ -20,6 +20,7 @@ from springtide.serving.frames import (
     Draining,
     End,
     Greet,
+    HttpHead,
     Open,
     Ping,
     Pong,
@@ -91,9 +92,9 @@ class ReplicaClient:
         """Send a batch. The result arrives through a callback. Raises BackendError if it exceeds the frame limit."""
         self._ask(Predict(batch_id=batch_id, calls=calls, timeout_s=timeout_s))
 
-    def open(self, batch_id: int, call: bytes, *, is_sse: bool) -> None:
+    def open(self, batch_id: int, call: bytes, *, is_sse: bool, http: HttpHead | None = None) -> None:
         """Send one call, whose answer may be a stream. Raises BackendError as `predict` does."""
-        self._ask(Open(batch_id=batch_id, call=call, is_sse=is_sse))
+        self._ask(Open(batch_id=batch_id, call=call, is_sse=is_sse, http=http))
 
     def _ask(self, question: Predict | Open) -> None:
         assert self._transport is not None, "it is for connected replicas"

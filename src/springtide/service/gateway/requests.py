@@ -11,7 +11,7 @@ from starlette.types import Receive
 
 from springtide.core.errors import SpringtideError
 from springtide.core.workload import ReplicaId
-from springtide.serving.frames import BatchOutcome
+from springtide.serving.frames import BatchOutcome, HttpHead
 from springtide.serving.schema import Call, ServiceSchema
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ class Pending:
     queue_s: float = 0.0
     tried: set[ReplicaId] = field(default_factory=set)
     accepts_sse: bool = False
+    # The head of a request to an application.
+    http: HttpHead | None = None
     # Tells the replica that the answer is not wanted any more, while it works on the request alone.
     cancel: Callable[[], None] | None = None
 

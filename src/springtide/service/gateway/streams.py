@@ -8,7 +8,7 @@ from collections.abc import Callable
 from springtide.core.errors import SpringtideError
 from springtide.service.gateway.requests import RequestRefused
 from springtide.serving.events import written_error
-from springtide.serving.frames import CREDIT_BYTES
+from springtide.serving.frames import CREDIT_BYTES, HttpStart
 
 # The replica hears of the client's progress in steps of so many bytes, not with every chunk.
 _CREDIT_STEP_BYTES = CREDIT_BYTES // 4
@@ -22,11 +22,20 @@ class AnswerStream:
     """
 
     def __init__(
-        self, *, is_sse: bool, silence_s: float, give_credit: Callable[[int], None], on_cancel: Callable[[], None]
+        self,
+        *,
+        is_sse: bool,
+        start: HttpStart | None = None,
+        silence_s: float,
+        give_credit: Callable[[int], None],
+        on_cancel: Callable[[], None],
     ) -> None:
         self.is_sse = is_sse
+        # The head of an application's answer. If that breaks off the connection is closed: it has no form for errors.
+        self.start = start
+        self.is_broken = False
         # The HTTP status that the end stands for, in metrics: the answer itself has begun with 200.
-        self.status = 200
+        self.status = 200 if start is None else start.status
         self._silence_s = silence_s
         self._give_credit = give_credit
         self._on_cancel = on_cancel
@@ -38,7 +47,7 @@ class AnswerStream:
 
     def feed(self, chunk: bytes) -> None:
         """Add bytes from the replica."""
-        if not self._is_over:
+        if chunk and not self._is_over:
             self._chunks.append(chunk)
             self._last = chunk
             self._wake()
@@ -49,6 +58,8 @@ class AnswerStream:
             return
         if error is not None:
             self.status = status
+            self.is_broken = self.start is not None
+        if error is not None and self.start is None:
             # A replica that was lost may have left half an item.
             gap = b"" if self._last.endswith(b"\n") or not self._last else b"\n\n"
             sentence = str(error).encode("utf-8", "replace").decode()
