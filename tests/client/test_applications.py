@@ -16,7 +16,7 @@ def my_site():
 
 
 def test_a_function_stands_for_its_application_with_the_options_of_a_service():
-    assert my_site.name == "my-site"
+    assert my_site.name == "my_site"
     assert my_site.options.as_request()["concurrency"] == 7
     source = my_site.source()
     assert (source.object_name, source.kind, source.filename) == ("my_site", "class", "test_applications.py")
