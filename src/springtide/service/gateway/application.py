@@ -290,7 +290,10 @@ class Gateway:
 
 def _accepts_sse(scope: Scope) -> bool:
     """Whether the client asks for server-sent events, and not for less than that."""
-    accepted = (header_of(scope, b"accept") or b"").decode("latin-1").lower()
+    given = header_of(scope, b"accept")
+    if given is None or b"event-stream" not in given:
+        return False
+    accepted = given.decode("latin-1").lower()
     return any(part.partition(";")[0].strip() == EVENT_STREAM for part in accepted.split(","))
 
 
