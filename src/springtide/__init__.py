@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from springtide.client.api import Client as Client
     from springtide.client.api import connect as connect
+    from springtide.client.applications import asgi as asgi
     from springtide.client.datasets import append_dataset as append_dataset
     from springtide.client.datasets import close_dataset as close_dataset
     from springtide.client.datasets import dataset as dataset
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from springtide.core.status.quote import Quote as Quote
     from springtide.runtime.adoption import adopt as adopt
     from springtide.runtime.script_reports import report as report
+    from springtide.serving.events import sse as sse
 
 _PUBLIC = {
     "Batch": "springtide.core.context",
@@ -61,6 +63,7 @@ _PUBLIC = {
     "TrainFunction": "springtide.client.functions",
     "adopt": "springtide.runtime.adoption",
     "append_dataset": "springtide.client.datasets",
+    "asgi": "springtide.client.applications",
     "auto": "springtide.client.functions",
     "close_dataset": "springtide.client.datasets",
     "connect": "springtide.client.api",
@@ -71,6 +74,7 @@ _PUBLIC = {
     "remove_dataset": "springtide.client.datasets",
     "report": "springtide.runtime.script_reports",
     "serve": "springtide.client.functions",
+    "sse": "springtide.serving.events",
     "stream": "springtide.client.datasets",
     "train": "springtide.client.functions",
     "tune": "springtide.client.tuning",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -102,17 +103,43 @@ def test_unusable_classes_are_told_why():
         def predict(self, *args: int) -> int:
             raise NotImplementedError
 
-    class Waits:
-        async def predict(self, a: int) -> int:
-            raise NotImplementedError
-
     class Unknown:
         def predict(self, a: Missing) -> int:  # noqa: F821
             raise NotImplementedError
 
-    for served, told in ((Nothing, "no method"), (Starred, "name its"), (Waits, "ordinary"), (Unknown, "hints")):
+    for served, told in ((Nothing, "no method"), (Starred, "name its"), (Unknown, "hints")):
         with pytest.raises(InvalidRequest, match=told):
             derive_schema(served)
+
+
+class Waits:
+    async def predict(self, texts: list[str]) -> list[int]:
+        raise NotImplementedError
+
+
+class Yields:
+    def predict(self, n: int) -> Iterator[int]:
+        yield n
+
+
+class Streams:
+    async def predict(self, n: int):
+        yield n
+
+
+def test_what_predict_is_decides_how_many_calls_work_at_a_time():
+    for served, kind, concurrency in (
+        (Sentiment, "plain", 1),
+        (Waits, "async", 64),
+        (Yields, "generator", 1),
+        (Streams, "async_generator", 64),
+    ):
+        schema = derive_schema(served)
+        assert (schema.kind, schema.concurrency) == (kind, concurrency)
+        assert derive_schema(served, 3).concurrency == 3
+    assert not derive_schema(Waits).is_batchable, "calls come one by one"
+    assert derive_schema(Yields).answer_schema() == {"type": "integer"}, "of one item"
+    assert derive_schema(Streams).is_stream
 
 
 def checked(served, value):

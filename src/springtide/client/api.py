@@ -60,6 +60,7 @@ NOT_RUNNING = "no platform is running; start one with `springtide up`"
 _ERRORS: Mapping[int, type[InvalidRequest]] = {401: Unauthorized, 404: NotFound, 409: Conflict}
 # The error code for a failure of the platform itself, as opposed to a lack of capacity.
 _UNAVAILABLE = "unavailable"
+_STREAMS = ("application/x-ndjson", "text/event-stream")
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 AnswerT = TypeVar("AnswerT")
@@ -278,11 +279,21 @@ class Client:
         Raises InvalidRequest (the arguments do not fit), NotFound, CapacityError (the service is too busy),
         BackendError (no answer within `timeout_s` seconds, or predict failed).
         """
-        if payload is not None and inputs:
-            raise InvalidRequest("give the arguments of predict as one object or as keywords, not both")
-        body = payload if payload is not None else inputs
+        body = _arguments(payload, inputs)
         answer = self.request("POST", f"/f/{_part(service_name)}", dict[str, Any], body=body, timeout_s=timeout_s)
         return answer["outputs"] if set(answer) == {"outputs"} else answer
+
+    def infer_stream(
+        self, service_name: str, payload: Any = None, /, *, timeout_s: float = INFER_TIMEOUT_S, **inputs: Any
+    ) -> Iterator[Any]:
+        """Call a `predict` that yields and yield its items as they come; closing the iterator cancels the call.
+
+        `timeout_s` is the longest wait for an item. Raises as `infer`, also when the answer breaks off.
+        """
+        body, headers = _encode(_arguments(payload, inputs)), {"Accept": "text/event-stream"}
+        path, headers["Content-Type"] = f"/f/{_part(service_name)}", "application/json"
+        with self._open(path, {}, timeout_s=timeout_s, body=body, headers=headers) as response, _transport_errors():
+            yield from _items(response)
 
     # --- jobs and services ------------------------------------------------------------------------------------------
 
@@ -342,17 +353,29 @@ class Client:
         timeout = httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         with _transport_errors():
             response = self._http.request(method, path, content=content, params=params, headers=sent, timeout=timeout)
+        if response.is_success and response.headers.get("content-type", "") in _STREAMS:
+            raise InvalidRequest("the service answers with a stream of items; use infer_stream for it")
         if response.is_success:
             return _decode(response.content, answer_type)
         raise _error_of(response)
 
     @contextmanager
     def _open(
-        self, path: str, params: Mapping[str, Any], *, timeout_s: float = STREAM_SILENCE_S
+        self,
+        path: str,
+        params: Mapping[str, Any],
+        *,
+        timeout_s: float = STREAM_SILENCE_S,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Iterator[httpx2.Response]:
-        """Open a streamed answer, which fails as lost after a silence of `timeout_s`."""
+        """Open a streamed answer, which fails as lost after a silence of `timeout_s`; with a `body` it is posted."""
         timeout = httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
-        with _transport_errors(), self._http.stream("GET", path, params=params, timeout=timeout) as response:
+        method, given = "GET" if body is None else "POST", dict(headers or {})
+        with (
+            _transport_errors(),
+            self._http.stream(method, path, params=params, content=body, headers=given, timeout=timeout) as response,
+        ):
             if not response.is_success:
                 response.read()
                 raise _error_of(response)
@@ -473,6 +496,36 @@ def _events(response: httpx2.Response) -> Iterator[bytes]:
         elif not line and data:
             yield b"\n".join(data)
             data = []
+
+
+def _items(response: httpx2.Response) -> Iterator[Any]:
+    """The items of a service's answer: values, or the texts of `st.sse`. Raises BackendError if it breaks off."""
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        # No stream: the service has one answer.
+        answer = _decode(response.read(), dict[str, Any])
+        yield answer["outputs"] if set(answer) == {"outputs"} else answer
+        return
+    data: list[bytes] = []
+    is_error = False
+    for line in _lines(response):
+        if line == b"event: error":
+            is_error = True
+        elif line.startswith(b"data:"):
+            data.append(line.removeprefix(b"data:").removeprefix(b" "))
+        elif not line and data:
+            text, data = b"\n".join(data), []
+            if is_error:
+                raise BackendError(_decode(text, _Problem).error.message)
+            try:
+                yield decode_json(text, Any)
+            except ValueError:
+                yield text.decode("utf-8", "replace")
+
+
+def _arguments(payload: Any, inputs: dict[str, Any]) -> Any:
+    if payload is not None and inputs:
+        raise InvalidRequest("give the arguments of predict as one object or as keywords, not both")
+    return payload if payload is not None else inputs
 
 
 def _retry_after_s(response: httpx2.Response) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -151,8 +153,9 @@ class ServeFunction(Generic[ServedT]):
         if self.options.values["params"] and not hasattr(instance, "params"):
             instance.params = {key: str(value) for key, value in self.options.values["params"].items()}  # type: ignore[attr-defined]
         load = getattr(instance, "load", None)
-        if callable(load):
-            load()
+        loaded = load() if callable(load) else None
+        if inspect.iscoroutine(loaded):
+            asyncio.run(loaded)
         return instance
 
 

@@ -174,6 +174,10 @@ class ServiceHandle:
         """
         return self._client.infer(self.name, **inputs)
 
+    def infer_stream(self, **inputs: Any) -> Iterator[Any]:
+        """Call a `predict` that yields, and yield its items as they come. Raises as `infer`."""
+        return self._client.infer_stream(self.name, **inputs)
+
     def why(self) -> Explanation:
         """The reason for the service's present state, and what would change it."""
         return self._client.why(self.name)

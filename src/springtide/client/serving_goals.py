@@ -24,18 +24,20 @@ class ServeKeywords(TypedDict, total=False):
     the lower bound is guaranteed, and with 0 the service sleeps after `idle` ("30s" or seconds) without requests.
     `in_flight`: concurrent requests for which one more replica is started (8). `capacity`: requests per second that
     one replica answers within `slo`; the number of replicas then follows the load over time. `max_batch`: most items
-    predicted together; `max_body`: MiB that the body of one call may have (1); `batch_wait`: how long a request waits
-    for others. `start_timeout`: what a replica may take to load ("10m"). `gpu`: the fraction of a device that each
-    replica is guaranteed, with up to twice as much if it is free; `share`: both bounds, such as (0.3, 0.6), or "auto"
-    (from `springtide profile FILE --shares`); `memory`: its device memory, such as "4GB". With a share, `gpu` 2, 4 or 8
-    says of how many devices of one machine each replica holds it. `name`, `params` (strings in `self.params`), and
-    `env`, `secrets`, `requirements` and `python` as in TrainKeywords.
+    predicted together; `max_body`: MiB that the body of one call may have (1); `concurrency`: calls that a replica
+    works on at a time (1, and 64 if `predict` is async); `batch_wait`: how long a request waits for others.
+    `start_timeout`: what a replica may take to load ("10m"). `gpu`: the fraction of a device that each replica is
+    guaranteed, with up to twice as much if it is free; `share`: both bounds, such as (0.3, 0.6), or "auto" (from
+    `springtide profile FILE --shares`); `memory`: its device memory, such as "4GB". With a share, `gpu` 2, 4 or 8 says
+    of how many devices of one machine each replica holds it. `name`, `params` (strings in `self.params`), and `env`,
+    `secrets`, `requirements` and `python` as in TrainKeywords.
     """
 
     slo: str | float | None
     scale: int | str | tuple[int, int]
     max_batch: int
     max_body: int
+    concurrency: int | None
     in_flight: int
     batch_wait: str | float
     start_timeout: str | float | None

@@ -23,6 +23,8 @@ DEVICES_EACH = (1, 2, 4, 8)
 MAX_UNFINISHED = 1000
 # What the body of one call of a service may have at most; as base64 it still fits a frame of 16 MiB to a replica.
 MAX_BODY_MIB = 8
+# Calls that one replica may work on at a time.
+MAX_CONCURRENCY = 1024
 
 
 # How the learning rate follows the batch: in proportion, by the root, by AdaScale's gain, or not at all.
@@ -302,7 +304,8 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     `container` holds the settings of its pods, on Kubernetes. A replica that is not ready within `start_timeout_s` of
     its start is ended (0: it may take any time). `env`, `secrets` and `packages` are as in TrainingJob. Each replica
     holds `share` of `devices_each` devices of one node (1, 2, 4 or 8; without a share always 1). The body of one call
-    has at most `max_body_mib` MiB.
+    has at most `max_body_mib` MiB. `concurrency` is how many calls a replica works on at a time (None: 1, and 64 where
+    `predict` is async).
     """
 
     service_id: WorkloadId
@@ -328,6 +331,7 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     packages: Packages | None = None
     devices_each: int = 1
     max_body_mib: int = 1
+    concurrency: int | None = None
 
 
 def replicas_for(service: InferenceService, demand: int, minimum: int, maximum: int) -> int:

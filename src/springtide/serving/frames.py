@@ -1,6 +1,8 @@
 """The messages between the gateway and a serving replica, and their framing: four bytes of length, then msgpack.
 
-One connection carries many batches at a time; `batch_id` pairs an answer with its request. The replica sends the first
+One connection carries many batches at a time; `batch_id` pairs an answer with its request. Calls of an async or a
+generator `predict` are opened one by one, and their answers come in chunks, as far as the client takes them: one that
+does not read stops no other one. The replica sends the first
 frame. On a socket of its machine, which only its own user can reach, this is Welcome; over a network it is Challenge,
 followed by Welcome once the gateway has proved that it knows the secret. Users' values are JSON inside the frames, so
 that the gateway copies them without decoding.
@@ -30,6 +32,9 @@ MAX_GREETING_BYTES = 1 << 10
 SERVING_PORT = 8789
 HEALTH_PORT = 8790
 NONCE_BYTES = 16
+# What a replica may send of an answer before the client has taken any of it, and at most in one frame.
+CREDIT_BYTES = 256 << 10
+CHUNK_BYTES = 64 << 10
 
 
 class _Frame(msgspec.Struct, frozen=True, tag_field="frame", tag=True, kw_only=True):
@@ -37,10 +42,58 @@ class _Frame(msgspec.Struct, frozen=True, tag_field="frame", tag=True, kw_only=T
 
 
 class Predict(_Frame, frozen=True, kw_only=True):
-    """To the replica: answer these calls together. Each call is a JSON object that maps parameters to values."""
+    """To the replica: answer these calls together. Each call is a JSON object that maps parameters to values.
+
+    `timeout_s` is how long the last of them is waited for (0: not known); a replica whose code runs on long after that
+    is replaced.
+    """
 
     batch_id: int
     calls: tuple[bytes, ...]
+    timeout_s: float = 0.0
+
+
+class HttpHead(msgspec.Struct, frozen=True, array_like=True):
+    """A request to an application; `path` is the whole one, with the root path in front."""
+
+    method: str
+    scheme: str
+    path: str
+    query: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+
+
+class HttpStart(msgspec.Struct, frozen=True, array_like=True):
+    """The head of an application's answer."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+
+
+class Open(_Frame, frozen=True, kw_only=True):
+    """To the replica: answer this call with Chunks and an End. `batch_id` is from the same numbers as Predict's.
+
+    The replica may send CREDIT_BYTES of chunks, and as many more as Credit says. With `is_sse` it writes the items of a
+    stream as server-sent events. Of a request to an application `http` is the head and `call` the body.
+    """
+
+    batch_id: int
+    call: bytes
+    is_sse: bool = False
+    http: HttpHead | None = None
+
+
+class Credit(_Frame, frozen=True, kw_only=True):
+    """To the replica: the client has taken so many bytes of this call's chunks."""
+
+    batch_id: int
+    num_bytes: int
+
+
+class Cancel(_Frame, frozen=True, kw_only=True):
+    """To the replica: the answer of this call is not wanted any more. It is still to be ended with an End."""
+
+    batch_id: int
 
 
 class Ping(_Frame, frozen=True, kw_only=True):
@@ -93,6 +146,23 @@ class Answered(_Frame, frozen=True, kw_only=True):
     predict_s: float = 0.0
 
 
+class Chunk(_Frame, frozen=True, kw_only=True):
+    """From the replica: the next bytes of an answer's body, as the client is to get them."""
+
+    batch_id: int
+    body: bytes
+    is_sse: bool = False
+    start: HttpStart | None = None
+
+
+class End(_Frame, frozen=True, kw_only=True):
+    """From the replica: the answer to an Open is complete. `outcome` has the answer if there were no chunks."""
+
+    batch_id: int
+    outcome: BatchOutcome
+    predict_s: float = 0.0
+
+
 class Draining(_Frame, frozen=True, kw_only=True):
     """From the replica: it is shutting down and did not start this batch; the gateway sends it elsewhere."""
 
@@ -107,8 +177,8 @@ class Pong(_Frame, frozen=True, kw_only=True):
     is_draining: bool = False
 
 
-Question = Predict | Ping | Greet
-Reply = Challenge | Welcome | Answered | Draining | Pong
+Question = Predict | Ping | Greet | Open | Credit | Cancel
+Reply = Challenge | Welcome | Answered | Draining | Pong | Chunk | End
 
 
 def encode_frame(message: Question | Reply) -> bytes:

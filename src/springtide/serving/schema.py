@@ -12,10 +12,22 @@ import msgspec
 
 from springtide.core.decoding import decoder_of_made_type
 from springtide.core.errors import InvalidRequest
+from springtide.serving.applications import AsgiService
 
 METHOD = "predict"
 _MAX_INLINE_DEPTH = 6
 _SEQUENCES = (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
+_STREAMS = (
+    collections.abc.Iterator,
+    collections.abc.Iterable,
+    collections.abc.Generator,
+    collections.abc.AsyncIterator,
+    collections.abc.AsyncIterable,
+    collections.abc.AsyncGenerator,
+)
+PredictKind = typing.Literal["plain", "async", "generator", "async_generator", "asgi"]
+# How many calls a replica works on at a time, if its service does not say.
+ASYNC_CONCURRENCY = 64
 _TENSOR_DATATYPES = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES"}
 _ARRAY_DATATYPES = frozenset(
     {"BOOL", "FP16", "FP32", "FP64", *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64))}
@@ -47,12 +59,23 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """What `predict` takes and returns. Batchable: list in, list out, one output per item."""
+    """What `predict` takes and returns. Batchable: list in, list out, one output per item.
+
+    `kind` is what `predict` is, or `asgi` for an application; all but plain ones get each call by itself. `concurrency`
+    is how many calls, or batches of them, a replica works on at a time. Of a generator `returns` describes one item.
+    """
 
     parameters: tuple[Parameter, ...] = ()
     returns: Parameter = Parameter(name="outputs")
     is_batchable: bool = False
     doc: str = ""
+    kind: PredictKind = "plain"
+    concurrency: int = 1
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether an answer is a stream of items."""
+        return self.kind in ("generator", "async_generator")
 
     def body_schema(self) -> dict[str, Any]:
         """The JSON schema of the body of `POST /f/{name}`."""
@@ -61,6 +84,9 @@ class ServiceSchema(msgspec.Struct, frozen=True, kw_only=True):
         return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
     def answer_schema(self) -> dict[str, Any]:
+        """The JSON schema of the answer; of a stream that of one item."""
+        if self.is_stream:
+            return self.returns.json_schema
         return {"type": "object", "properties": {"outputs": self.returns.json_schema}, "required": ["outputs"]}
 
 
@@ -149,9 +175,18 @@ def _kind(value: object) -> str:
     return "list" if isinstance(value, list) else "text" if isinstance(value, str) else "number"
 
 
-def derive_schema(served: type) -> ServiceSchema:
-    """Read the schema from a served class. Raises InvalidRequest if it has no usable `predict`."""
-    return _derive(served)[0]
+def derive_schema(served: type, concurrency: int | None = None) -> ServiceSchema:
+    """Read the schema from a served class. Raises InvalidRequest if it has no usable `predict`.
+
+    `concurrency` is that of its service; None: 1, and 64 where `predict` is async.
+    """
+    if issubclass(served, AsgiService):
+        return ServiceSchema(
+            kind="asgi", concurrency=concurrency or ASYNC_CONCURRENCY, doc=inspect.getdoc(served) or ""
+        )
+    schema = _derive(served)[0]
+    usual = ASYNC_CONCURRENCY if schema.kind in ("async", "async_generator") else 1
+    return msgspec.structs.replace(schema, concurrency=concurrency or usual)
 
 
 def call_decoder(served: type) -> msgspec.json.Decoder[Any]:
@@ -171,8 +206,7 @@ def _derive(served: type) -> tuple[ServiceSchema, type[msgspec.Struct]]:
     predict = getattr(served, METHOD, None)
     if not callable(predict):
         raise InvalidRequest(f"the class {served.__name__} has no method predict(self, ...)")
-    if any(test(predict) for test in (inspect.iscoroutinefunction, inspect.isgeneratorfunction)):
-        raise InvalidRequest(f"{served.__name__}.predict must be an ordinary method: no async, no yield")
+    kind = _kind_of(predict)
     try:
         hints = typing.get_type_hints(predict)
     except (NameError, TypeError, AttributeError, SyntaxError, ValueError) as error:
@@ -189,15 +223,28 @@ def _derive(served: type) -> tuple[ServiceSchema, type[msgspec.Struct]]:
         parameters.append(msgspec.structs.replace(parameter, is_required=is_required))
         optional: Any = hint | msgspec.UnsetType if hint is not Any else Any
         fields.append((entry.name, hint) if is_required else (entry.name, optional, msgspec.UNSET))
-    returns, _ = _describe("outputs", hints.get("return", Any))
+    returned = hints.get("return", Any)
+    if kind in ("generator", "async_generator"):
+        returned = (typing.get_args(returned) or (Any,))[0] if typing.get_origin(returned) in _STREAMS else Any
+    returns, _ = _describe("outputs", returned)
+    takes_lists = any(parameter.is_list and parameter.is_required for parameter in parameters)
     schema = ServiceSchema(
         parameters=tuple(parameters),
         returns=returns,
-        is_batchable=returns.is_list and any(parameter.is_list and parameter.is_required for parameter in parameters),
+        is_batchable=kind == "plain" and returns.is_list and takes_lists,
         doc=inspect.getdoc(predict) or inspect.getdoc(served) or "",
+        kind=kind,
     )
     arguments = msgspec.defstruct("Call", fields, kw_only=True, forbid_unknown_fields=True)
     return schema, arguments
+
+
+def _kind_of(predict: Callable[..., Any]) -> PredictKind:
+    if inspect.isasyncgenfunction(predict):
+        return "async_generator"
+    if inspect.iscoroutinefunction(predict):
+        return "async"
+    return "generator" if inspect.isgeneratorfunction(predict) else "plain"
 
 
 def _describe(name: str, hint: Any) -> tuple[Parameter, Any]:

@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 
 from springtide.core.wire.workers import FrameDecoder
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, WorkloadId
+from springtide.service.api.connections import connection_class
 from springtide.service.gateway.application import Gateway, ReplicaRoute, ServiceRoute
 from springtide.serving.frames import (
     MAX_FRAME_BYTES,
@@ -146,11 +147,14 @@ class Harness:
 
 
 @asynccontextmanager
-async def running():
+async def running(**settings):
     events, registry = [], CollectorRegistry()
-    gateway = Gateway(events.append, registry=registry)
+    gateway = Gateway(events.append, registry=registry, **settings)
     app = Starlette(routes=gateway.routes())
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False))
+    config = uvicorn.Config(
+        app, http=connection_class(1024), log_level="warning", lifespan="off", access_log=False, ws="none"
+    )
+    server = uvicorn.Server(config)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -166,9 +170,9 @@ async def running():
             await task
 
 
-def run(scenario):
+def run(scenario, **settings):
     async def main():
-        async with running() as harness:
+        async with running(**settings) as harness:
             await scenario(harness)
 
     asyncio.run(main())

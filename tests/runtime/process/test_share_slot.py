@@ -13,7 +13,7 @@ from springtide.core.wire.shares import SlotReader, SlotWriter, make_slots
 from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, WorkloadId
 from springtide.runtime.elastic.reporting import Reporter
-from springtide.runtime.process.share_slot import iteration, open_slot
+from springtide.runtime.process.share_slot import open_slot
 from springtide.runtime.serving.replica import ServedUserModel
 
 SHARE = Share(request=0.3, limit=0.6)
@@ -95,6 +95,18 @@ def test_a_call_alone_is_an_iteration_of_one(path, reader):
     assert [ended.batch_size for ended in reader.read(1).finished] == [1, 1]
 
 
+def test_calls_at_the_same_time_are_one_iteration(path, reader):
+    reader.read(1)
+    model = ServedUserModel(Alone, 8, {}, open_slot(spec_of(SHARE, path)))
+    model.began(1)
+    model.began(1)
+    model.ended(is_done=False)
+    told = reader.read(1)
+    assert (told.num_begun, told.num_ended) == (1, 0)
+    model.ended(is_done=True)
+    assert reader.read(1).num_ended == 1
+
+
 def test_a_prediction_that_fails_is_no_measurement(path, reader):
     reader.read(1)
     model = ServedUserModel(Counting, 8, {}, open_slot(spec_of(SHARE, path)))
@@ -106,10 +118,11 @@ def test_a_prediction_that_fails_is_no_measurement(path, reader):
 
 def test_an_iteration_shows_while_it_runs(path, reader):
     slot = SlotWriter(str(path), 2, time.monotonic)
-    with iteration(slot, 16):
-        told = reader.read(2)
-        assert (told.batch_size, told.num_begun, told.num_ended) == (16, 1, 0)
-        assert 0.0 < told.started_s <= time.monotonic()
+    slot.begin(16)
+    told = reader.read(2)
+    assert (told.batch_size, told.num_begun, told.num_ended) == (16, 1, 0)
+    assert 0.0 < told.started_s <= time.monotonic()
+    slot.end()
     assert reader.read(2).num_ended == 1
 
 

@@ -73,6 +73,7 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
             "packages": (None,),
             "devices_each": (1,),
             "max_body_mib": (1,),
+            "concurrency": (None,),
         },
         "ProgressReported": {"is_diverged": (False,), "diverged_at_step": (None,), "exact_obstacle": None},
         "JobFinished": {"diverged_at_step": (None,)},

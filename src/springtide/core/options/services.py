@@ -19,7 +19,7 @@ from springtide.core.options.kinds import (
     Size,
 )
 from springtide.core.options.option import FlagText, ObjectField, Option, RestField, Table
-from springtide.core.workload import DEFAULT_GRACE_S, DEVICES_EACH, MAX_BODY_MIB, MAX_VIRTUAL_SHARDS
+from springtide.core.workload import DEFAULT_GRACE_S, DEVICES_EACH, MAX_BODY_MIB, MAX_CONCURRENCY, MAX_VIRTUAL_SHARDS
 
 DEFAULT_MAX_BATCH: Final = 8
 _EACH: Final = DeviceCount(1, DEVICES_EACH[-1], 2)
@@ -87,6 +87,17 @@ SERVICE_OPTIONS: Final[Table] = (
         flags={"deploy": FlagText("--max-body MIB", "What the body of one call may have, in MiB.")},
         rest=RestField("max_body_mib", copied_to="workload"),
         object=ObjectField("maxBody", "What the body of one call may have, in MiB.", shows_default=True),
+    ),
+    Option(
+        name="concurrency",
+        kind=Count(1, MAX_CONCURRENCY, 4),
+        flags={"deploy": FlagText("--concurrency", "Calls that a replica works on at a time.")},
+        rest=RestField(
+            "concurrency",
+            "calls that a replica works on at a time; null: 1, and 64 if predict is async",
+            copied_to="workload",
+        ),
+        object=ObjectField("concurrency", "Calls that a replica works on at a time. Left out: 1; if async, 64."),
     ),
     # Below 1 it is the short form of `share`; above, on how many devices each replica holds its share.
     Option(

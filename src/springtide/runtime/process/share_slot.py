@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from springtide.core.errors import BackendError
 from springtide.core.wire.shares import SlotWriter
@@ -26,15 +24,3 @@ def open_slot(spec: WorkerSpec) -> SlotWriter | None:
     except BackendError as error:
         _LOG.warning("the share daemon hears nothing of this worker: %s", error)
         return None
-
-
-@contextmanager
-def iteration(slot: SlotWriter, num_samples: int) -> Iterator[None]:
-    """Report the block as one iteration over `num_samples` samples; one that raises is not counted."""
-    slot.begin(num_samples)
-    try:
-        yield
-    except BaseException:
-        slot.abandon()
-        raise
-    slot.end()

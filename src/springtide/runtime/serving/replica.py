@@ -1,12 +1,15 @@
-"""A serving replica: loads the user's class and answers batches until the platform stops it.
+"""A serving replica: loads the user's class and answers batches and calls until the platform stops it.
 
-Only the main thread runs user code; listening and reading are in listeners.py and server.py. This module does not
+The main thread runs user code, with others only where a service's `concurrency` asks for them; listening and reading
+are in listeners.py and server.py, calls of async code and of generators in calls.py. This module does not
 import torch; the user's file imports what its model needs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import inspect
 import logging
 import os
 import signal
@@ -26,10 +29,13 @@ from springtide.core.workload import Entrypoint, InferenceService
 from springtide.runtime.process.control_link import ControlLink
 from springtide.runtime.process.device_seen import device_seen
 from springtide.runtime.process.entry import describe_error, load_object
-from springtide.runtime.process.share_slot import iteration, open_slot
+from springtide.runtime.process.share_slot import open_slot
+from springtide.runtime.serving.asgi import ServedApplication
+from springtide.runtime.serving.calls import InvalidCall
 from springtide.runtime.serving.folder import entered_copy
 from springtide.runtime.serving.listeners import HandshakeGuard, ReplicaListener, TcpListener, UnixListener
-from springtide.runtime.serving.server import ReplicaServer
+from springtide.runtime.serving.server import Answerer, ReplicaServer
+from springtide.serving.applications import AsgiService
 from springtide.serving.frames import MAX_FRAME_BYTES, BatchOutcome
 from springtide.serving.schema import ServiceSchema, call_decoder, derive_schema
 
@@ -52,25 +58,60 @@ def load_served_class(entrypoint: Entrypoint) -> type:
 
 
 class ServedUserModel:
-    """The user's object with its schema. Only one thread may call `answer`.
+    """The user's object with its schema. At most `concurrency` threads may call `answer` at a time.
 
     `slot` tells the share daemon when the replica predicts; None if it holds the whole device.
     """
 
     def __init__(
-        self, served: type, max_batch_size: int, params: dict[str, str], slot: SlotWriter | None = None
+        self,
+        served: type,
+        max_batch_size: int,
+        params: dict[str, str],
+        slot: SlotWriter | None = None,
+        concurrency: int | None = None,
     ) -> None:
-        self.schema: ServiceSchema = derive_schema(served)
+        self.schema: ServiceSchema = derive_schema(served, concurrency)
+        is_async = self.schema.kind in ("async", "async_generator")
+        self.loop = asyncio.new_event_loop() if is_async else None
         self._decoder = call_decoder(served)
         self._list_names = [parameter.name for parameter in self.schema.parameters if parameter.is_list]
         self._max_batch_size = max_batch_size
         self._slot = slot
+        self._slot_lock = threading.Lock()
+        self._num_working = 0
         self._instance = served()
         if params and not hasattr(self._instance, "params"):
             self._instance.params = dict(params)
         load = getattr(self._instance, "load", None)
-        if callable(load):
-            load()
+        loaded = load() if callable(load) else None
+        if inspect.iscoroutine(loaded):
+            # On the loop of `predict`, because what it opens there belongs to it.
+            (self.loop or asyncio.new_event_loop()).run_until_complete(loaded)
+
+    def start(self, call: bytes) -> Any:
+        """The generator or the coroutine of a call's `predict`. Raises InvalidCall."""
+        try:
+            arguments = self._arguments(call)
+        except (ValueError, RecursionError) as error:
+            raise InvalidCall(str(error)) from None
+        return self._instance.predict(**arguments)
+
+    def encoded(self, value: Any) -> bytes:
+        """The JSON of a value. Raises what msgspec raises for one that has none."""
+        return _ENCODER.encode(_plain(value))
+
+    def outcome_of(self, value: Any) -> BatchOutcome:
+        """The outcome with a value as JSON."""
+        return _encoded(_plain(value))
+
+    def failure(self, error: BaseException) -> BatchOutcome:
+        """The outcome of an error of the user's code, which it logs."""
+        return _failure(error)
+
+    def _arguments(self, call: bytes) -> dict[str, Any]:
+        decoded = msgspec.structs.asdict(self._decoder.decode(call))
+        return {name: value for name, value in decoded.items() if value is not msgspec.UNSET}
 
     def answer(self, calls: Sequence[bytes]) -> tuple[BatchOutcome, ...]:
         """Return one outcome per call (the JSON arguments of `predict`), in order.
@@ -81,11 +122,9 @@ class ServedUserModel:
         arguments: dict[int, dict[str, Any]] = {}
         for index, call in enumerate(calls):
             try:
-                decoded = msgspec.structs.asdict(self._decoder.decode(call))
+                arguments[index] = self._arguments(call)
             except (ValueError, RecursionError) as error:
                 outcomes[index] = BatchOutcome("invalid", str(error).encode())
-                continue
-            arguments[index] = {name: value for name, value in decoded.items() if value is not msgspec.UNSET}
         if self.schema.is_batchable:
             predicted = self._predict_together(arguments)
         else:
@@ -147,11 +186,37 @@ class ServedUserModel:
 
     def _predict(self, arguments: dict[str, Any], num_items: int) -> Any:
         """Run `predict` on one batch. Converting arrays to lists also waits for a device to finish its work."""
-        slot = self._slot
-        if slot is None:
+        if self._slot is None:
             return _plain(self._instance.predict(**arguments))
-        with iteration(slot, num_items):
-            return _plain(self._instance.predict(**arguments))
+        self.began(num_items)
+        is_done = False
+        try:
+            result = _plain(self._instance.predict(**arguments))
+            is_done = True
+        finally:
+            self.ended(is_done=is_done)
+        return result
+
+    def began(self, num_items: int) -> None:
+        """Report to the share daemon that `predict` works, if it did not do so already. Thread-safe."""
+        if self._slot is None:
+            return
+        with self._slot_lock:
+            self._num_working += 1
+            if self._num_working == 1:
+                self._slot.begin(num_items)
+
+    def ended(self, *, is_done: bool) -> None:
+        """Report that `predict` works no more, if this was the last call that it worked on. Thread-safe."""
+        if self._slot is None:
+            return
+        with self._slot_lock:
+            self._num_working -= 1
+            if self._num_working == 0:
+                self._slot.end() if is_done else self._slot.abandon()
+
+    def close(self) -> None:
+        """Does nothing: a class has no method that ends it."""
 
     def set_queue_length(self, num_batches: int) -> None:
         """Report how many batches wait for the current one to end. Thread-safe."""
@@ -268,7 +333,12 @@ def _load(
         entrypoint = kept.enter_context(entered_copy(spec))
         served = load_served_class(entrypoint)
         link.phases.ended("import")
-        model = ServedUserModel(served, service.max_batch_size, service.params, open_slot(spec))
+        model: Answerer
+        if issubclass(served, AsgiService):
+            model = ServedApplication(served, service.name, service.concurrency)
+        else:
+            slot = open_slot(spec)
+            model = ServedUserModel(served, service.max_batch_size, service.params, slot, service.concurrency)
         listener: ReplicaListener = TcpListener(guard) if guard else UnixListener(Path(spec.work_dir), spec.replica_id)
         return ReplicaServer(spec.replica_id, model, listener)
     except (Exception, SystemExit) as error:
@@ -290,7 +360,7 @@ def _serve(spec: WorkerSpec, link: ControlLink, stop: _Stopping, server: Replica
                 address=server.address, phases_s=phases_s, device_seen=device_seen(spec.device_kind, spec.num_devices)
             )
         )
-        server.run()
+        server.run(grace_s=spec.workload.grace_s, on_stuck=lambda why: _give_up(link, spec.generation, why, stop))
         seq = link.send(Left(generation=spec.generation))
         link.wait_acknowledged(seq, min(_ACKNOWLEDGE_S, stop.left_s()))
         return 0
@@ -298,11 +368,19 @@ def _serve(spec: WorkerSpec, link: ControlLink, stop: _Stopping, server: Replica
         server.close()
 
 
+def _give_up(link: ControlLink, generation: int, why: str, stop: _Stopping) -> None:
+    """Report why the replica has to be replaced, and end the process."""
+    _LOG.error("%s; the replica ends", why)
+    seq = link.send(Failed(generation=generation, error=why))
+    link.wait_acknowledged(seq, _ACKNOWLEDGE_S)
+    stop.terminate(1)
+
+
 class _Stopping:
     """Drains the server on a Stop order and ends the process at the end of its grace."""
 
     def __init__(self, terminate: Callable[[int], None]) -> None:
-        self._terminate = terminate
+        self.terminate = terminate
         self._lock = threading.Lock()
         self._server: ReplicaServer | None = None
         self._deadline_s: float | None = None
@@ -314,7 +392,7 @@ class _Stopping:
             self.begin(order.grace_s)
         elif isinstance(order, FenceOrder):
             _LOG.warning("fenced: %s", order.reason)
-            self._terminate(0)
+            self.terminate(0)
 
     def begin(self, grace_s: float) -> None:
         """Start to drain, and end the process just before `grace_s` have passed."""
@@ -349,4 +427,4 @@ class _Stopping:
 
     def _expire(self) -> None:
         _LOG.error("the grace period is over and the user's code still runs; ending the process")
-        self._terminate(0)
+        self.terminate(0)

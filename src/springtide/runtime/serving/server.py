@@ -1,32 +1,39 @@
-"""The server of a serving replica: it accepts gateways' connections, queues their batches and answers them.
+"""The server of a serving replica: it accepts gateways' connections, queues their batches and calls and answers them.
 
 Each connection has a reading thread, so that pings are answered while a prediction runs. A drain answers every accepted
-batch.
+batch and call. Code that does not end when its time is over is reported, so that the replica is replaced.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import queue
 import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from springtide.core.errors import BackendError
 from springtide.core.wire.workers import FrameDecoder
 from springtide.core.workload import ReplicaId
+from springtide.runtime.serving.calls import AsyncCall, CallAnswerer, OpenCall, answered, answered_async
 from springtide.runtime.serving.listeners import MAX_CONNECTIONS, ReplicaListener
 from springtide.serving.frames import (
     MAX_FRAME_BYTES,
     MAX_GREETING_BYTES,
     Answered,
     BatchOutcome,
+    Cancel,
     Challenge,
+    Credit,
     Draining,
+    End,
     Greet,
+    Open,
     Ping,
     Pong,
     Predict,
@@ -48,15 +55,24 @@ _GREETING_S = 5.0
 _MAX_OUTSTANDING = 64
 _READ_BYTES = 1 << 18
 _SEND_TIMEOUT_S = 10.0
+_WATCH_S = 0.25
 
 
-class Answerer(Protocol):
-    """What a server needs of a model; only one thread calls `answer`."""
+class Answerer(CallAnswerer, Protocol):
+    """What a server needs of a model; as many threads call `answer` as its schema has concurrency.
+
+    `loop` is where its async code works; None if `predict` is not async.
+    """
 
     schema: ServiceSchema
+    loop: asyncio.AbstractEventLoop | None
 
     def answer(self, calls: Sequence[bytes]) -> tuple[BatchOutcome, ...]:
         """Return one outcome per call."""
+        ...
+
+    def close(self) -> None:
+        """End what async code has begun; its loop runs no more."""
         ...
 
     def set_queue_length(self, num_batches: int) -> None:
@@ -65,13 +81,23 @@ class Answerer(Protocol):
 
 
 class ReplicaServer:
-    """Queues batches for the thread that calls `run`. `drain` and `address` may be used from any thread."""
+    """Queues batches and calls for the thread that calls `run`, and others beside it if it works on several at a time.
+
+    `drain` and `address` may be used from any thread.
+    """
 
     def __init__(self, replica_id: ReplicaId, model: Answerer, listener: ReplicaListener) -> None:
         self._model = model
         self._replica_id = replica_id
         self._welcome = encode_frame(Welcome(replica_id=replica_id, schema=model.schema))
-        self._batches: queue.SimpleQueue[tuple[_Peer, Predict] | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[tuple[_Peer, Predict | OpenCall] | None] = queue.SimpleQueue()
+        self._calls: dict[tuple[_Peer, int], OpenCall] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_drained = asyncio.Event()
+        # When each batch that is worked on should have ended, by the thread that works on it.
+        self._limits_s: dict[int, float] = {}
+        self._grace_s = math.inf
+        self._max_outstanding = max(_MAX_OUTSTANDING, 2 * model.schema.concurrency)
         self._lock = threading.Lock()
         self._num_outstanding = 0
         self._is_draining = False
@@ -87,24 +113,75 @@ class ReplicaServer:
     def is_draining(self) -> bool:
         return self._is_draining
 
-    def run(self) -> None:
-        """Answer batches until `drain` is called and every batch accepted before it is answered."""
-        while True:
-            entry = self._batches.get()
-            if entry is None:
-                return
-            peer, predict = entry
-            self._model.set_queue_length(self._num_outstanding - 1)
+    def run(self, *, grace_s: float = math.inf, on_stuck: Callable[[str], None] = lambda why: None) -> None:
+        """Answer batches and calls until `drain` is called and every one accepted before it is answered.
+
+        `on_stuck` is called on another thread, with a sentence, if the user's code works on a batch for longer than
+        its requests allow and `grace_s`, or on a call for `grace_s` after it was cancelled. The server drains by then.
+        """
+        self._grace_s = grace_s
+        threading.Thread(target=self._watch, args=(on_stuck,), name="springtide-watch", daemon=True).start()
+        if self._model.loop is not None:
+            self._model.loop.run_until_complete(self._is_drained.wait())
+            self._model.close()
+            return
+        others = [
+            threading.Thread(target=self._work, name=f"springtide-predict-{number}", daemon=True)
+            for number in range(1, self._model.schema.concurrency)
+        ]
+        for thread in others:
+            thread.start()
+        self._work()
+        for thread in others:
+            thread.join()
+
+    def _work(self) -> None:
+        while (entry := self._batches.get()) is not None:
+            peer, question = entry
+            self._model.set_queue_length(max(0, self._num_outstanding - self._model.schema.concurrency))
+            if isinstance(question, OpenCall):
+                answered(question, self._model)
+                continue
+            thread_id = threading.get_ident()
+            self._limits_s[thread_id] = time.monotonic() + (question.timeout_s or math.inf) + self._grace_s
             started_s = time.perf_counter()
-            outcomes = self._model.answer(predict.calls)
+            outcomes = self._model.answer(question.calls)
             took_s = time.perf_counter() - started_s
+            del self._limits_s[thread_id]
             # Before the answer is sent: a client that has it must not see the batch counted as outstanding.
             with self._lock:
                 self._num_outstanding -= 1
-            peer.send(Answered(batch_id=predict.batch_id, outcomes=outcomes, predict_s=took_s))
+            peer.send(Answered(batch_id=question.batch_id, outcomes=outcomes, predict_s=took_s))
+        # The threads end one after another.
+        self._batches.put(None)
+
+    def _watch(self, on_stuck: Callable[[str], None]) -> None:
+        """Report code that does not end in time, once others have been answered or had as long."""
+        while not (why := self._stuck()[1]):
+            time.sleep(_WATCH_S)
+        self.drain()
+        until_s = time.monotonic() + self._grace_s
+        while self._num_outstanding > self._stuck()[0] and time.monotonic() < until_s:
+            time.sleep(_WATCH_S)
+        if self._stuck()[0]:
+            on_stuck(why)
+
+    def _stuck(self) -> tuple[int, str]:
+        """How many batches and calls should have ended by now, and a sentence about one of them."""
+        now_s = time.monotonic()
+        with self._lock:
+            cancelled_s = [call.cancelled_at_s for call in self._calls.values() if call.cancelled_at_s is not None]
+        num_late = sum(limit_s < now_s for limit_s in list(self._limits_s.values()))
+        num_cancelled = sum(at_s + self._grace_s < now_s for at_s in cancelled_s)
+        why = ""
+        if num_cancelled:
+            why = f"predict did not end within {self._grace_s:g} s after its call was cancelled"
+        elif num_late:
+            why = f"predict worked for {self._grace_s:g} s beyond what its requests allow, and cannot be stopped"
+        return num_late + num_cancelled, why
 
     def drain(self) -> None:
-        """Refuse new batches; `run` returns once all accepted ones are answered."""
+        """Refuse new batches and calls; `run` returns once all accepted ones are answered."""
         with self._lock:
             if self._is_draining:
                 return
@@ -115,6 +192,12 @@ class ReplicaServer:
             peer.send(Pong(nonce=0, num_outstanding=num_outstanding, is_draining=True))
         # Last, because `run` may return at once: every accepted batch is in the queue before this sentinel.
         self._batches.put(None)
+        self._end_loop_if_drained()
+
+    def _end_loop_if_drained(self) -> None:
+        loop = self._model.loop
+        if loop is not None and self._is_draining and not self._num_outstanding and not loop.is_closed():
+            loop.call_soon_threadsafe(self._is_drained.set)
 
     def close(self) -> None:
         with self._lock:
@@ -174,6 +257,10 @@ class ReplicaServer:
             with self._lock:
                 self._unauthenticated.pop(peer, None)
                 self._peers.discard(peer)
+                calls = [call for (owner, _), call in self._calls.items() if owner is peer]
+            for call in calls:
+                # There is nothing to send the answer to.
+                call.cancel()
             peer.close()
 
     def _authenticate(self, peer: _Peer, reader: FrameDecoder[Question]) -> bytes:
@@ -202,22 +289,71 @@ class ReplicaServer:
         return encode_frame(Welcome(replica_id=self._replica_id, schema=self._model.schema, proof=proof))
 
     def _take(self, peer: _Peer, question: Question) -> None:
+        if isinstance(question, Credit | Cancel):
+            self._tell(peer, question)
+            return
         with self._lock:
             is_draining, num_outstanding = self._is_draining, self._num_outstanding
-            if isinstance(question, Predict) and num_outstanding >= _MAX_OUTSTANDING:
-                raise BackendError(f"more than {_MAX_OUTSTANDING} batches at a time")
-            if isinstance(question, Predict) and not is_draining:
-                # Under the lock, so that accepted batches are queued before the sentinel that ends `run`.
-                self._num_outstanding += 1
-                self._batches.put((peer, question))
-                self._model.set_queue_length(num_outstanding)
-                return
+            if isinstance(question, Predict | Open):
+                if num_outstanding >= self._max_outstanding:
+                    raise BackendError(f"more than {self._max_outstanding} batches at a time")
+                if not is_draining:
+                    # Under the lock, so that accepted batches are queued before the sentinel that ends `run`.
+                    self._num_outstanding += 1
+                    self._accept_work(peer, question)
+                    self._model.set_queue_length(num_outstanding)
+                    return
         if isinstance(question, Ping):
             peer.send(Pong(nonce=question.nonce, num_outstanding=num_outstanding, is_draining=is_draining))
-        elif isinstance(question, Predict):
+        elif isinstance(question, Predict | Open):
             peer.send(Draining(batch_id=question.batch_id))
         else:
             raise BackendError("it proved itself twice, or unasked")
+
+    def _accept_work(self, peer: _Peer, question: Predict | Open) -> None:
+        """Queue a batch or a call. The caller holds the lock. Raises BackendError for what the model does not take."""
+        if isinstance(question, Predict) != (self._model.schema.kind == "plain"):
+            raise BackendError(f"{self._model.schema.kind} code is not asked by a {type(question).__name__}")
+        if isinstance(question, Predict):
+            self._batches.put((peer, question))
+            return
+
+        def send(reply: Reply) -> None:
+            if isinstance(reply, End):
+                self._forget(peer, reply.batch_id)
+            peer.send(reply)
+
+        loop = self._model.loop
+        if loop is None:
+            call = OpenCall(question, send)
+            self._batches.put((peer, call))
+        else:
+            call = AsyncCall(question, send, loop)
+            loop.call_soon_threadsafe(self._start_task, call)
+        self._calls[peer, question.batch_id] = call
+
+    def _start_task(self, call: AsyncCall) -> None:
+        call.task = asyncio.get_running_loop().create_task(answered_async(call, self._model))
+        self._tasks.add(call.task)
+        call.task.add_done_callback(self._tasks.discard)
+
+    def _forget(self, peer: _Peer, batch_id: int) -> None:
+        """Before the end of a call is sent: a client that has it must not see the call counted as outstanding."""
+        with self._lock:
+            self._num_outstanding -= 1
+            self._calls.pop((peer, batch_id), None)
+        self._end_loop_if_drained()
+
+    def _tell(self, peer: _Peer, told: Credit | Cancel) -> None:
+        with self._lock:
+            call = self._calls.get((peer, told.batch_id))
+        if call is None:
+            # It has ended meanwhile.
+            return
+        if isinstance(told, Cancel):
+            call.cancel()
+        else:
+            call.add_credit(told.num_bytes)
 
 
 class _Peer:
@@ -238,9 +374,13 @@ class _Peer:
         try:
             frame = encode_frame(reply)
         except BackendError as error:
-            assert isinstance(reply, Answered)
-            outcomes = tuple(BatchOutcome("error", str(error).encode()) for _ in reply.outcomes)
-            frame = encode_frame(Answered(batch_id=reply.batch_id, outcomes=outcomes, predict_s=reply.predict_s))
+            told = BatchOutcome("error", str(error).encode())
+            if isinstance(reply, End):
+                frame = encode_frame(End(batch_id=reply.batch_id, outcome=told, predict_s=reply.predict_s))
+            else:
+                assert isinstance(reply, Answered)
+                outcomes = tuple(told for _ in reply.outcomes)
+                frame = encode_frame(Answered(batch_id=reply.batch_id, outcomes=outcomes, predict_s=reply.predict_s))
         self.send_bytes(frame)
 
     def send_bytes(self, frame: bytes) -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from springtide.service.gateway.endpoint import ABORT
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +73,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Start the timeout of the head with the first byte of a request."""
         super().on_message_begin()
+        cast(dict[str, Any], self.scope)[ABORT] = self.transport.abort
         if self._timer is None:
             self._await_head()
 

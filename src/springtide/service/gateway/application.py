@@ -22,8 +22,15 @@ from springtide.core.errors import InvalidRequest, NotFound
 from springtide.core.events import Event
 from springtide.core.quantities import parse_duration_s, validate_name
 from springtide.core.shares import Share
+from springtide.service.gateway.applications import (
+    APPLICATION_METHODS,
+    application_headers,
+    http_head,
+    refuse_application,
+)
 from springtide.service.gateway.described import gateway_paths
 from springtide.service.gateway.endpoint import (
+    SEND_TIMEOUT_S,
     Endpoint,
     Handler,
     Headers,
@@ -35,7 +42,9 @@ from springtide.service.gateway.endpoint import (
 from springtide.service.gateway.metrics import GatewayMetrics
 from springtide.service.gateway.protocol import InferenceProtocol
 from springtide.service.gateway.queue import ServiceQueue
-from springtide.service.gateway.requests import GatewayReply
+from springtide.service.gateway.requests import GatewayReply, until_disconnected
+from springtide.serving.events import EVENT_STREAM, JSON_LINES
+from springtide.serving.frames import HttpHead
 from springtide.serving.router import ReplicaRoute, ServiceRoute
 from springtide.serving.schema import Call, ServiceSchema, check_call, parse_json
 
@@ -45,6 +54,8 @@ _DEFAULT_TIMEOUT_S = 30.0
 _MAX_TIMEOUT_S = 3600.0
 _TICK_S = 1.0
 _MAX_LISTED_NAMES = 20
+# What stands between must neither keep the parts back nor answer with old ones.
+_STREAM_HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 
 
 class Gateway:
@@ -59,10 +70,12 @@ class Gateway:
         *,
         registry: CollectorRegistry | None = None,
         default_timeout_s: float = _DEFAULT_TIMEOUT_S,
+        send_timeout_s: float = SEND_TIMEOUT_S,
     ) -> None:
         self._post = post
         self._metrics = GatewayMetrics(registry if registry is not None else CollectorRegistry())
         self._default_timeout_s = default_timeout_s
+        self._send_timeout_s = send_timeout_s
         self._lock = threading.Lock()
         self._routes: tuple[ServiceRoute, ...] = ()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -113,9 +126,10 @@ class Gateway:
             metrics=self._metrics,
         )
         served: dict[str, dict[str, Handler]] = {"/f/{name}": {"POST": self._call, "GET": self._describe}}
+        passed: dict[str, Handler] = dict.fromkeys(APPLICATION_METHODS, self._pass_on)
         return [
-            Route(path, Endpoint(handlers, self._count), include_in_schema=False)
-            for path, handlers in (served | protocol.handlers()).items()
+            Route(path, Endpoint(handlers, self._count, self._send_timeout_s), include_in_schema=False)
+            for path, handlers in (served | {"/f/{name}/{path:path}": passed} | protocol.handlers()).items()
         ]
 
     def num_ready(self, name: str) -> int:
@@ -159,7 +173,7 @@ class Gateway:
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         name = scope["path_params"].get("name")
-        if name in self._queues and scope["method"] == "POST":
+        if name in self._queues and (scope["method"] == "POST" or "path" in scope["path_params"]):
             # Only deployed services become labels, because callers can put any name into a path.
             self._metrics.answered(name, status, seconds)
 
@@ -177,29 +191,67 @@ class Gateway:
         return queue
 
     async def _submit(
-        self, queue: ServiceQueue, scope: Scope, receive: Receive, prepare: Callable[[ServiceSchema], Call]
+        self,
+        queue: ServiceQueue,
+        scope: Scope,
+        receive: Receive,
+        prepare: Callable[[ServiceSchema], Call],
+        http: HttpHead | None = None,
     ) -> tuple[GatewayReply, Headers]:
         """Return a successful answer and its headers. Raises the error to answer with."""
-        answer = await queue.submit(prepare, self._timeout_s(scope), lambda: _until_disconnected(receive))
+        answer = await queue.submit(
+            prepare,
+            self._timeout_s(scope),
+            lambda: until_disconnected(receive),
+            accepts_sse=_accepts_sse(scope),
+            http=http,
+        )
         headers = (_springtide_header(answer, queue.service.share),)
         if answer.outcome.status != "ok":
             sentence = answer.outcome.body.decode("utf-8", "replace")
             if answer.outcome.status == "invalid":
                 raise InvalidRequest(f"the call does not fit the parameters of predict: {sentence}")
-            raise HttpError(500, f"predict failed: {sentence}", headers)
+            failed = "predict" if http is None else "the application"
+            raise HttpError(500, f"{failed} failed: {sentence}", headers)
         return answer, headers
 
     async def _call(self, scope: Scope, receive: Receive) -> HttpReply:
         queue = self._queue(scope)
         body = await read_body(scope, receive, queue.service.max_body_mib)
         value = parse_json(body)
+
+        def prepare(schema: ServiceSchema) -> Call:
+            refuse_application(schema, queue.service.name)
+            return check_call(schema, body, value)
+
         try:
-            answer, headers = await self._submit(queue, scope, receive, lambda schema: check_call(schema, body, value))
+            answer, headers = await self._submit(queue, scope, receive, prepare)
         except InvalidRequest as error:
             if error.status != 422 or queue.schema is None:
                 raise
             raise HttpError(422, str(error), details={"expected": queue.schema.body_schema()}) from None
+        if answer.stream is not None:
+            media_type = (EVENT_STREAM if answer.stream.is_sse else JSON_LINES).encode()
+            return HttpReply(200, b"", (*headers, *_STREAM_HEADERS), media_type, answer.stream)
         return HttpReply(200, b'{"outputs":' + answer.outcome.body + b"}", headers)
+
+    async def _pass_on(self, scope: Scope, receive: Receive) -> HttpReply:
+        """Let an application answer a request to one of its paths."""
+        queue = self._queue(scope)
+        if (header_of(scope, b"upgrade") or b"").lower() == b"websocket":
+            raise HttpError(501, "WebSockets are not passed on to applications; answer with server-sent events instead")
+        body = await read_body(scope, receive, queue.service.max_body_mib, is_as_sent=True)
+
+        def prepare(schema: ServiceSchema) -> Call:
+            if schema.kind != "asgi":
+                raise NotFound(f"{queue.service.name!r} has no paths of its own; call POST /f/{queue.service.name}")
+            return Call(body=body)
+
+        answer, headers = await self._submit(queue, scope, receive, prepare, http_head(scope))
+        stream = answer.stream
+        if stream is None or stream.start is None:
+            raise HttpError(502, "the application answered without a head", headers)
+        return HttpReply(stream.start.status, b"", (*application_headers(stream.start), *headers), b"", stream)
 
     def _timeout_s(self, scope: Scope) -> float:
         text = header_of(scope, b"x-springtide-timeout")
@@ -223,6 +275,8 @@ class Gateway:
             "queued": queue.num_queued,
             "doc": schema.doc if schema else None,
             "batchable": schema.is_batchable if schema else None,
+            "stream": schema.is_stream if schema else None,
+            "concurrency": schema.concurrency if schema else None,
             "body": schema.body_schema() if schema else None,
             "answer": schema.answer_schema() if schema else None,
             "max_batch_size": service.max_batch_size,
@@ -234,9 +288,13 @@ class Gateway:
         return HttpReply(200, msgspec.json.encode(description))
 
 
-async def _until_disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def _accepts_sse(scope: Scope) -> bool:
+    """Whether the client asks for server-sent events, and not for less than that."""
+    given = header_of(scope, b"accept")
+    if given is None or b"event-stream" not in given:
+        return False
+    accepted = given.decode("latin-1").lower()
+    return any(part.partition(";")[0].strip() == EVENT_STREAM for part in accepted.split(","))
 
 
 def _springtide_header(answer: GatewayReply, share: Share | None) -> tuple[bytes, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -13,11 +14,16 @@ from starlette.types import Message, Receive, Scope, Send
 
 from springtide.core.errors import InvalidRequest, SpringtideError
 from springtide.service.gateway.compression import BadCompression, compressed, decompressed
-from springtide.service.gateway.requests import ClientGone, RequestRefused
+from springtide.service.gateway.requests import ClientGone, RequestRefused, until_disconnected
+from springtide.service.gateway.streams import AnswerStream
 from springtide.service.submission.problems import is_inference_protocol
 
 _LOG = logging.getLogger("springtide.gateway")
 JSON_TYPE = b"application/json"
+# A client that takes nothing of a streamed answer for so long has left, though its connection stands.
+SEND_TIMEOUT_S = 30.0
+# The key in a request's scope of what closes its connection without waiting for what was written to it.
+ABORT = "springtide:abort"
 # Below this, compression saves less than its own work and its header cost.
 _MIN_COMPRESSED_BYTES = 1024
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -37,13 +43,15 @@ _CODES = {
 }
 
 
-class HttpReply(msgspec.Struct, frozen=True):
+class HttpReply(msgspec.Struct, frozen=True, eq=False):
     """An HTTP answer."""
 
     status: int
     body: bytes
     headers: Headers = ()
     media_type: bytes = JSON_TYPE
+    # A body that comes in parts, instead of `body`.
+    stream: AnswerStream | None = None
 
 
 class HttpError(SpringtideError):
@@ -62,9 +70,15 @@ Handler = Callable[[Scope, Receive], Awaitable[HttpReply]]
 class Endpoint:
     """A raw ASGI application for one path: calls the method's handler, turns errors into answers, counts requests."""
 
-    def __init__(self, handlers: dict[str, Handler], count: Callable[[Scope, int, float], None]) -> None:
+    def __init__(
+        self,
+        handlers: dict[str, Handler],
+        count: Callable[[Scope, int, float], None],
+        send_timeout_s: float = SEND_TIMEOUT_S,
+    ) -> None:
         self.handlers = handlers
         self._count = count
+        self._send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -74,12 +88,40 @@ class Endpoint:
         except ClientGone:
             self._count(scope, 499, time.perf_counter() - started_s)
             return
+        if reply.stream is not None:
+            await self._relay(reply, reply.stream, scope, receive, send)
+            self._count(scope, reply.stream.status, time.perf_counter() - started_s)
+            return
         self._count(scope, reply.status, time.perf_counter() - started_s)
         length = str(len(reply.body)).encode()
         headers = [(b"content-type", reply.media_type), (b"content-length", length), *reply.headers]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         body = b"" if scope["method"] == "HEAD" else reply.body
         await send({"type": "http.response.body", "body": body})
+
+    async def _relay(self, reply: HttpReply, stream: AnswerStream, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send a streamed answer part by part. What comes while the client takes a part is the next one.
+
+        A server's `send` raises nothing when the client has left, so a task listens for that.
+        """
+        watch = asyncio.create_task(until_disconnected(receive))
+        watch.add_done_callback(lambda task: None if task.cancelled() else stream.cancel())
+        headers = [*([(b"content-type", reply.media_type)] if reply.media_type else []), *reply.headers]
+        try:
+            await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+            while part := await stream.next():
+                async with asyncio.timeout(self._send_timeout_s):
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            if stream.is_broken:
+                await _abort(scope)
+            elif stream.status != 499:
+                await send({"type": "http.response.body", "body": b""})
+        except TimeoutError:
+            stream.cancel(408)
+            await _abort(scope)
+        finally:
+            watch.cancel()
+            stream.cancel()
 
     async def _answer(self, scope: Scope, receive: Receive) -> HttpReply:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
@@ -116,6 +158,14 @@ def _error(
     return HttpReply(status, msgspec.json.encode({"error": problem}), headers)
 
 
+async def _abort(scope: Scope) -> None:
+    """Close the client's connection, whatever was written to it."""
+    if (abort := scope.get(ABORT)) is not None:
+        abort()
+        # The server hears of it in its next turn.
+        await asyncio.sleep(0)
+
+
 def header_of(scope: Scope, name: bytes) -> bytes | None:
     """The value of the request's first header of this name, in lower case; None without one."""
     for key, value in scope["headers"]:
@@ -124,13 +174,13 @@ def header_of(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
-async def read_body(scope: Scope, receive: Receive, limit_mib: int) -> bytes:
-    """Read the whole body, and decompress one in gzip or deflate.
+async def read_body(scope: Scope, receive: Receive, limit_mib: int, *, is_as_sent: bool = False) -> bytes:
+    """Read the whole body, and decompress one in gzip or deflate, unless it is wanted as it was sent.
 
     Raises HttpError: 413 above the limit, before or after decompression, 415 for another Content-Encoding, 400 if the
     compressed data is damaged.
     """
-    encoding = (header_of(scope, b"content-encoding") or b"identity").strip().lower()
+    encoding = b"identity" if is_as_sent else (header_of(scope, b"content-encoding") or b"identity").strip().lower()
     if encoding not in (b"identity", b"gzip", b"deflate"):
         raise HttpError(415, "send the body as it is, or with Content-Encoding gzip or deflate")
     limit_bytes = limit_mib << 20

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope
 
 import springtide
 from springtide.core.errors import InvalidRequest
+from springtide.service.gateway.applications import refuse_application
 from springtide.service.gateway.endpoint import (
     Handler,
     Headers,
@@ -177,6 +178,10 @@ class InferenceProtocol:
         request = parse_infer(body, None if head_length is None else head_length.decode("latin-1"))
 
         def prepare(schema: ServiceSchema) -> Call:
+            refuse_application(schema, queue.service.name)
+            if schema.is_stream:
+                name = queue.service.name
+                raise InvalidRequest(f"{name!r} answers with a stream, which is not in this protocol; call /f/{name}")
             arguments = arguments_of(request, schema)
             try:
                 encoded = msgspec.json.encode(arguments)

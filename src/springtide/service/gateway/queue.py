@@ -6,6 +6,7 @@ Everything runs on the event loop. `springtide.serving` decides which requests a
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from springtide.service.gateway.metrics import GatewayMetrics
 from springtide.service.gateway.replica_client import ReplicaClient
 from springtide.service.gateway.requests import DisconnectWatch, GatewayReply, Pending, RequestRefused
 from springtide.service.gateway.scaling import ReplicaAdvice
+from springtide.service.gateway.streams import AnswerStream
 from springtide.serving.admission import QueueState, bounded_retry_s, calls_ahead, refusal, smooth
 from springtide.serving.batcher import (
     BatchLimits,
@@ -28,22 +30,26 @@ from springtide.serving.batcher import (
     form_batch,
     worthwhile_wait_s,
 )
-from springtide.serving.frames import Answered, Draining
+from springtide.serving.frames import Answered, BatchOutcome, Chunk, Draining, End, HttpHead, HttpStart
 from springtide.serving.load import LoadWindow, is_worth_reporting
 from springtide.serving.router import ReplicaLoad, ServiceRoute, pick_replica
 from springtide.serving.schema import Call, ServiceSchema
 
 _RETRY_AFTER_S = 2.0
 _MIN_REPORT_INTERVAL_S = 1.0
+# The methods of requests to applications that may be sent again when a replica is lost.
+_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 
 
 @dataclass(slots=True)
 class _SentBatch:
-    """A batch that a replica has not answered yet."""
+    """A batch, or a call alone, that a replica has not answered yet, with the part of an answer that has come."""
 
     pendings: list[Pending]
     sent_at_s: float
     num_items: int
+    client: ReplicaClient
+    stream: AnswerStream | None = None
 
 
 class ServiceQueue:
@@ -145,6 +151,7 @@ class ServiceQueue:
                     token=replica.token,
                     on_ready=self._on_ready,
                     on_answer=self._on_answer,
+                    on_chunk=self._on_chunk,
                     on_lost=self._on_lost,
                     on_draining=lambda client: None,
                 )
@@ -159,8 +166,11 @@ class ServiceQueue:
         prepare: Callable[[ServiceSchema], Call],
         timeout_s: float,
         until_disconnected: Callable[[], Coroutine[Any, Any, None]],
+        *,
+        accepts_sse: bool = False,
+        http: HttpHead | None = None,
     ) -> GatewayReply:
-        """Queue one request and wait for its answer.
+        """Queue one request and wait for its answer, or for the first item of a streamed one.
 
         `prepare` checks the request against the schema as soon as that is known, and raises InvalidRequest.
         `until_disconnected` returns when the client has disconnected. Raises RequestRefused, InvalidRequest or
@@ -175,17 +185,7 @@ class ServiceQueue:
         self.advice.arrived()
         num_ready = self.num_ready
         num_queued = self.num_queued
-        is_batchable = self.schema is None or self.schema.is_batchable
-        state = QueueState(
-            num_queued=num_queued,
-            max_queue=self.service.max_queue,
-            num_calls_ahead=calls_ahead(
-                num_queued, len(self._sent), self.service.max_batch_size, is_batchable=is_batchable
-            ),
-            num_ready=num_ready,
-            call_s=self._call_s,
-        )
-        refused = refusal(state, timeout_s)
+        refused = refusal(self._state(num_ready, num_queued), timeout_s)
         if refused is not None:
             raise RequestRefused(429, refused.reason, refused.retry_after_s)
         self._next_id += 1
@@ -196,6 +196,8 @@ class ServiceQueue:
             arrived_at_s=now_s,
             deadline_s=now_s + timeout_s,
             is_cold=num_ready == 0,
+            accepts_sse=accepts_sse,
+            http=http,
         )
         if self.schema is not None:
             pending.call = prepare(self.schema)
@@ -212,6 +214,24 @@ class ServiceQueue:
             self.window.ended(self._loop.time(), latency_s)
             watch.cancel()
             self._forget(pending)
+            if latency_s is None and pending.cancel is not None:
+                pending.cancel()
+
+    def _state(self, num_ready: int, num_queued: int) -> QueueState:
+        """What admission has to know. How long an item of a stream takes is not known from whole streams."""
+        schema = self.schema
+        concurrency = 1 if schema is None else schema.concurrency
+        is_batchable = schema is None or schema.is_batchable
+        num_ahead = calls_ahead(num_queued, len(self._sent), self.service.max_batch_size, is_batchable=is_batchable)
+        if concurrency > 1:
+            num_ahead = max(0, num_ahead + 1 - num_ready * concurrency)
+        return QueueState(
+            num_queued=num_queued,
+            max_queue=self.service.max_queue,
+            num_calls_ahead=num_ahead,
+            num_ready=num_ready * concurrency,
+            call_s=None if schema is not None and schema.is_stream else self._call_s,
+        )
 
     def observe(self, now_s: float) -> LoadObserved:
         return self.window.observe(
@@ -286,6 +306,7 @@ class ServiceQueue:
             elif not pending.future.done():
                 assert pending.call is not None
                 pending.is_sent = False
+                pending.cancel = None
                 front[pending.request_id] = _waiting(pending, pending.call, self.schema)
         self._waiting = {**front, **self._waiting}
 
@@ -349,7 +370,7 @@ class ServiceQueue:
                 self._loop.time(),
                 limits,
                 expected_requests=self._expected,
-                call_s=(self._call_s or 0.0) * (1 + len(client.outstanding)),
+                call_s=self._expected_s(client),
             )
             for request_id in decision.expired:
                 self._expire(self._pendings[request_id])
@@ -362,6 +383,14 @@ class ServiceQueue:
                 self._send(
                     client, [self._pendings[request_id] for request_id in decision.request_ids], decision.num_items
                 )
+
+    def _expected_s(self, client: ReplicaClient) -> float:
+        """How long a call sent to this replica now is expected to take; 0 if that is not known."""
+        schema = self.schema
+        if self._call_s is None or (schema is not None and schema.is_stream):
+            return 0.0
+        concurrency = 1 if schema is None else schema.concurrency
+        return self._call_s * (1 + len(client.outstanding) // concurrency)
 
     def _pick(self) -> ReplicaClient | None:
         """Choose a replica. A busy one gets a second batch only if that is full: until then it can still grow."""
@@ -376,9 +405,11 @@ class ServiceQueue:
             for client in self._clients.values()
         ]
         avoid = frozenset(oldest.tried)
-        chosen = pick_replica(loads, avoid=avoid)
-        if chosen is None and len(self._waiting) >= self.service.max_batch_size:
-            chosen = pick_replica(loads, max_outstanding=2, avoid=avoid)
+        concurrency = 1 if self.schema is None else self.schema.concurrency
+        chosen = pick_replica(loads, max_outstanding=concurrency, avoid=avoid)
+        is_plain = self.schema is None or self.schema.kind == "plain"
+        if chosen is None and is_plain and len(self._waiting) >= self.service.max_batch_size:
+            chosen = pick_replica(loads, max_outstanding=concurrency + 1, avoid=avoid)
         return None if chosen is None else self._clients[chosen]
 
     def _send(self, client: ReplicaClient, pendings: list[Pending], num_items: int) -> None:
@@ -392,13 +423,18 @@ class ServiceQueue:
                 pending.cold_start_s = max(0.0, min(self._ready_at_s, now_s) - pending.arrived_at_s)
             pending.queue_s = now_s - pending.arrived_at_s - pending.cold_start_s
             self._queue_seconds.observe(pending.queue_s)
+        calls = tuple(pending.call.body for pending in pendings if pending.call is not None)
         try:
-            client.predict(batch_id, tuple(pending.call.body for pending in pendings if pending.call is not None))
+            if self.schema is None or self.schema.kind == "plain":
+                client.predict(batch_id, calls, max(pending.deadline_s for pending in pendings) - now_s)
+            else:
+                client.open(batch_id, calls[0], is_sse=pendings[0].accepts_sse, http=pendings[0].http)
+                pendings[0].cancel = functools.partial(client.cancel, batch_id)
         except BackendError as error:
             for pending in pendings:
                 self._fail(pending, RequestRefused(413, str(error)))
             return
-        self._sent[batch_id] = _SentBatch(pendings, now_s, num_items)
+        self._sent[batch_id] = _SentBatch(pendings, now_s, num_items, client)
         self._batch_items.observe(num_items)
         self._count_in_flight(len(pendings))
 
@@ -427,12 +463,67 @@ class ServiceQueue:
             self._waiting[pending.request_id] = _waiting(pending, pending.call, schema)
         self._dispatch()
 
-    def _on_answer(self, client: ReplicaClient, reply: Answered | Draining) -> None:
+    def _on_chunk(self, chunk: Chunk) -> None:
+        """Pass on a part of a streamed answer; with the first one the request is answered."""
+        sent = self._sent[chunk.batch_id]
+        if sent.stream is None:
+            sent.stream = self._begin_stream(chunk.batch_id, sent, is_sse=chunk.is_sse, start=chunk.start)
+        sent.stream.feed(chunk.body)
+
+    def _begin_stream(
+        self, batch_id: int, sent: _SentBatch, *, is_sse: bool, start: HttpStart | None = None
+    ) -> AnswerStream:
+        pending, client = sent.pendings[0], sent.client
+        stream = AnswerStream(
+            is_sse=is_sse,
+            start=start,
+            silence_s=pending.deadline_s - pending.arrived_at_s,
+            give_credit=functools.partial(client.credit, batch_id),
+            on_cancel=functools.partial(client.cancel, batch_id),
+        )
+        self._resolve(client, sent, (BatchOutcome("ok", b""),), stream)
+        return stream
+
+    def _resolve(
+        self,
+        client: ReplicaClient,
+        sent: _SentBatch,
+        outcomes: tuple[BatchOutcome, ...],
+        stream: AnswerStream | None = None,
+    ) -> None:
+        if self._is_first_answer_due and self._ready_at_s is not None:
+            self._is_first_answer_due, self.first_answer_s = False, self._loop.time() - self._ready_at_s
+        for pending, outcome in zip(sent.pendings, outcomes, strict=True):
+            if not pending.future.done():
+                reply = GatewayReply(
+                    outcome, client.replica_id, pending.queue_s, pending.cold_start_s, sent.num_items, stream
+                )
+                pending.future.set_result(reply)
+
+    def _end(self, client: ReplicaClient, sent: _SentBatch, end: End) -> None:
+        """End the answer to a call alone."""
+        now_s = self._loop.time()
+        self._call_s = smooth(self._call_s, now_s - sent.sent_at_s)
+        self._predict_seconds.observe(end.predict_s)
+        is_stream = self.schema is not None and self.schema.is_stream
+        if sent.stream is None and is_stream and end.outcome.status == "ok":
+            # It had no items.
+            sent.stream = self._begin_stream(end.batch_id, sent, is_sse=sent.pendings[0].accepts_sse)
+        if sent.stream is None:
+            self._resolve(client, sent, (end.outcome,))
+        elif end.outcome.status == "ok":
+            sent.stream.end()
+        else:
+            sent.stream.end(RequestRefused(500, f"predict failed: {end.outcome.body.decode('utf-8', 'replace')}"))
+
+    def _on_answer(self, client: ReplicaClient, reply: Answered | End | Draining) -> None:
         now_s = self._loop.time()
         sent = self._sent.pop(reply.batch_id)
         self._count_in_flight(-len(sent.pendings))
         if isinstance(reply, Draining):
             self._requeue(sent.pendings)
+        elif isinstance(reply, End):
+            self._end(client, sent, reply)
         elif len(reply.outcomes) != len(sent.pendings):
             for pending in sent.pendings:
                 self._fail(pending, RequestRefused(502, "the replica answered another number of requests than it got"))
@@ -441,13 +532,7 @@ class ServiceQueue:
             began_s = max(sent.sent_at_s, self._answered_at_s.get(client.replica_id, 0.0))
             self._call_s = smooth(self._call_s, now_s - began_s)
             self._predict_seconds.observe(reply.predict_s)
-            if self._is_first_answer_due and self._ready_at_s is not None:
-                self._is_first_answer_due, self.first_answer_s = False, now_s - self._ready_at_s
-            for pending, outcome in zip(sent.pendings, reply.outcomes, strict=True):
-                if not pending.future.done():
-                    pending.future.set_result(
-                        GatewayReply(outcome, client.replica_id, pending.queue_s, pending.cold_start_s, sent.num_items)
-                    )
+            self._resolve(client, sent, reply.outcomes)
         self._answered_at_s[client.replica_id] = now_s
         # The service was busy until now, even if the callers of this batch have left.
         self.window.busy(now_s)
@@ -460,8 +545,16 @@ class ServiceQueue:
         for batch_id in batch_ids:
             sent = self._sent.pop(batch_id)
             self._count_in_flight(-len(sent.pendings))
+            if sent.stream is not None:
+                # What the client has of it cannot be taken back.
+                lost = RequestRefused(502, f"the replica {client.replica_id} was lost in the midst of its answer")
+                sent.stream.end(lost, status=502, code="replica_lost")
+                continue
             for pending in sent.pendings:
-                if pending.tried:
+                if pending.http is not None and pending.http.method not in _REPEATABLE:
+                    why = f"the replica was lost at this request, and a {pending.http.method} is not repeated"
+                    self._fail(pending, RequestRefused(502, why))
+                elif pending.tried:
                     self._fail(pending, RequestRefused(502, "two replicas died while they worked on this request"))
                 else:
                     pending.tried.add(client.replica_id)

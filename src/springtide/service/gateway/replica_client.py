@@ -13,9 +13,15 @@ from springtide.core.workload import ReplicaId
 from springtide.serving.frames import (
     MAX_FRAME_BYTES,
     Answered,
+    Cancel,
     Challenge,
+    Chunk,
+    Credit,
     Draining,
+    End,
     Greet,
+    HttpHead,
+    Open,
     Ping,
     Pong,
     Predict,
@@ -42,8 +48,9 @@ _UNACKNOWLEDGED_MS = 5000
 class ReplicaClient:
     """Keeps a connection to one replica open. All callbacks run on the event loop.
 
-    `on_ready` is called after each Welcome, `on_answer` after each Answered or Draining, `on_draining` when a Pong
-    says that the replica drains, and `on_lost` with the ids of the unanswered batches when the connection breaks.
+    `on_ready` is called after each Welcome, `on_answer` after each Answered, End or Draining, `on_chunk` after each
+    Chunk, `on_draining` when a Pong says that the replica drains, and `on_lost` with the ids of the unanswered batches
+    and calls when the connection breaks.
     The owner sets `is_retired`: then it sends nothing more, and the connection is not opened again.
 
     With a `token`, each side proves to the other that it knows the token before any request is sent
@@ -57,7 +64,8 @@ class ReplicaClient:
         *,
         token: str = "",
         on_ready: Callable[[ReplicaClient, ServiceSchema], None],
-        on_answer: Callable[[ReplicaClient, Answered | Draining], None],
+        on_answer: Callable[[ReplicaClient, Answered | End | Draining], None],
+        on_chunk: Callable[[Chunk], None] = lambda chunk: None,
         on_lost: Callable[[ReplicaClient, tuple[int, ...]], None],
         on_draining: Callable[[ReplicaClient], None],
     ) -> None:
@@ -74,17 +82,37 @@ class ReplicaClient:
         self._backoff_s = _FIRST_BACKOFF_S
         self._on_ready = on_ready
         self._on_answer = on_answer
+        self._on_chunk = on_chunk
         self._on_lost = on_lost
         self._on_draining = on_draining
         self._transport: asyncio.Transport | None = None
         self._task = asyncio.get_running_loop().create_task(self._connect())
 
-    def predict(self, batch_id: int, calls: tuple[bytes, ...]) -> None:
+    def predict(self, batch_id: int, calls: tuple[bytes, ...], timeout_s: float = 0.0) -> None:
         """Send a batch. The result arrives through a callback. Raises BackendError if it exceeds the frame limit."""
-        assert self._transport is not None, "predict is for connected replicas"
-        frame = encode_frame(Predict(batch_id=batch_id, calls=calls))
-        self.outstanding[batch_id] = None
+        self._ask(Predict(batch_id=batch_id, calls=calls, timeout_s=timeout_s))
+
+    def open(self, batch_id: int, call: bytes, *, is_sse: bool, http: HttpHead | None = None) -> None:
+        """Send one call, whose answer may be a stream. Raises BackendError as `predict` does."""
+        self._ask(Open(batch_id=batch_id, call=call, is_sse=is_sse, http=http))
+
+    def _ask(self, question: Predict | Open) -> None:
+        assert self._transport is not None, "it is for connected replicas"
+        frame = encode_frame(question)
+        self.outstanding[question.batch_id] = None
         self._transport.write(frame)
+
+    def credit(self, batch_id: int, num_bytes: int) -> None:
+        """Let the replica send so many more bytes of a call's answer."""
+        self._tell(Credit(batch_id=batch_id, num_bytes=num_bytes))
+
+    def cancel(self, batch_id: int) -> None:
+        """Ask the replica to end a call whose answer is not wanted any more; it still ends with an End."""
+        self._tell(Cancel(batch_id=batch_id))
+
+    def _tell(self, told: Credit | Cancel) -> None:
+        if told.batch_id in self.outstanding and self._transport is not None:
+            self._transport.write(encode_frame(told))
 
     def ping(self) -> None:
         """Ask for a Pong, which says whether the replica drains."""
@@ -117,12 +145,15 @@ class ReplicaClient:
                 backoff_s = min(backoff_s * 2, _LAST_BACKOFF_S)
 
     def handle_reply(self, reply: Reply) -> None:
-        if isinstance(reply, Answered | Draining):
+        if isinstance(reply, Answered | End | Draining):
             if isinstance(reply, Draining):
                 self.is_draining = True
             if reply.batch_id in self.outstanding:
                 del self.outstanding[reply.batch_id]
                 self._on_answer(self, reply)
+        elif isinstance(reply, Chunk):
+            if reply.batch_id in self.outstanding:
+                self._on_chunk(reply)
         elif isinstance(reply, Pong):
             if reply.is_draining and not self.is_draining:
                 self.is_draining = True

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import Receive
 
 from springtide.core.errors import SpringtideError
 from springtide.core.workload import ReplicaId
-from springtide.serving.frames import BatchOutcome
+from springtide.serving.frames import BatchOutcome, HttpHead
 from springtide.serving.schema import Call, ServiceSchema
+
+if TYPE_CHECKING:
+    from springtide.service.gateway.streams import AnswerStream
 
 _WATCH_AFTER_S = 0.02
 
@@ -37,6 +42,8 @@ class GatewayReply:
     queue_s: float
     cold_start_s: float
     num_batch_items: int
+    # The body of a streamed answer; `outcome` is empty then.
+    stream: AnswerStream | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +61,17 @@ class Pending:
     cold_start_s: float = 0.0
     queue_s: float = 0.0
     tried: set[ReplicaId] = field(default_factory=set)
+    accepts_sse: bool = False
+    # The head of a request to an application.
+    http: HttpHead | None = None
+    # Tells the replica that the answer is not wanted any more, while it works on the request alone.
+    cancel: Callable[[], None] | None = None
+
+
+async def until_disconnected(receive: Receive) -> None:
+    """Return when the client has closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class DisconnectWatch:

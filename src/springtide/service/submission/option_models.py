@@ -324,6 +324,7 @@ if TYPE_CHECKING:
         target_in_flight: int
         max_queue: int
         max_body_mib: int
+        concurrency: int | None
         devices_each: int
         share: ShareIn | None
         capacity_per_s: float | None

@@ -255,6 +255,7 @@ SERVICE_OPTIONS = {
     "batch_wait_s": 0.0025,
     "max_queue": 10,
     "max_body_mib": 4,
+    "concurrency": 8,
     "target_in_flight": 3,
     "idle_s": 45.0,
     "start_timeout_s": 0.0,
