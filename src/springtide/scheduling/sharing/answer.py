@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
 
-# An answer holds for so many seconds at most: what others hold and need changes slowly.
-HOLDS_S = 60.0
+# An answer holds for so many seconds at most: what others hold and need changes slowly. One in vain holds for less
+# where the inner policy plans anew: what has changed may be what was lacking.
+HOLDS_S, HOLDS_IN_VAIN_S = 60.0, 10.0
 # A workload, and the number of the replica that it lacks or what else is lacking (see `policy`).
 Lack = tuple[WorkloadId, int]
 
@@ -24,14 +25,11 @@ class Answer(NamedTuple):
     lacking: frozenset[Lack] = frozenset()
     devices: frozenset[DeviceId] = frozenset()
 
-    @property
-    def is_in_vain(self) -> bool:
-        """Whether nothing is done because of it."""
-        return not (self.barred or self.yielded)
-
-    def is_recent(self, now_s: float) -> bool:
-        """Whether it was given a short while ago."""
-        return self.at_s <= now_s < self.at_s + HOLDS_S
+    def holds(self, now_s: float, *, is_kept: bool) -> bool:
+        """Whether it holds still; `is_kept`: beside what was answered, the inner policy keeps its plan."""
+        is_in_vain = not (self.barred or self.yielded)
+        lasts_s = HOLDS_S if is_kept else HOLDS_IN_VAIN_S if is_in_vain else 0.0
+        return self.at_s <= now_s < self.at_s + lasts_s
 
     def covers(self, lacking: Collection[Lack], devices: Collection[DeviceId]) -> bool:
         """Whether no other workload lacks anything now, and no other devices could be given up."""

@@ -121,7 +121,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         effort also those that only best-effort sharers have parts of, as few as it takes.
 
         As long as the inner policy keeps its plan and nobody else lacks anything, all that stays as it was answered the
-        last time; what was asked in vain is not asked again either way.
+        last time; what was asked in vain is not asked again for some seconds either way.
         """
         snapshot, before = turn.snapshot, turn.answer
         plans: dict[frozenset[DeviceId], Plan] = {}
@@ -139,10 +139,10 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
             parts = parts_of(barred, yielded)
             return parts, plan_beside(parts)
 
-        if before is not None and before.is_recent(snapshot.now_s):
+        if before is not None and before.holds(snapshot.now_s, is_kept=True):
             parts, plan = planned(before.barred, before.yielded)
             is_kept = plan.memory is not None and plan.memory is turn.memory
-            is_answered = not parts.opened and (is_kept or before.is_in_vain)
+            is_answered = not parts.opened and before.holds(snapshot.now_s, is_kept=is_kept)
             if is_answered and before.covers(_asking(snapshot, parts, plan), parts.spare.union(parts.weak)):
                 return parts, plan, before
         parts, plan = planned(frozenset())
