@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope
 import springtide
 from springtide.core.errors import InvalidRequest
 from springtide.service.gateway.endpoint import (
+    ANSWERED_BY,
     Handler,
     Headers,
     HttpError,
@@ -190,6 +191,7 @@ class InferenceProtocol:
             return check_call(schema, encoded, arguments)
 
         answer, headers = await self._submit(queue, scope, receive, prepare)
+        queue = scope[ANSWERED_BY]
         assert queue.schema is not None, "a replica sends its schema before it answers"
         service, schema = queue.service, queue.schema
         outputs = msgspec.json.decode(answer.outcome.body)
