@@ -64,7 +64,7 @@ class FakeClient:
 
     def deploy_service(self, **asked: Any) -> Any:
         self.asked = asked
-        return type("Service", (), {"name": asked["name"]})()
+        return type("Service", (), {"name": asked["name"], "revision": 2, "releasing": 3})()
 
 
 @pytest.fixture

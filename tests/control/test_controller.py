@@ -252,7 +252,6 @@ def test_a_broken_group_of_living_members_forms_anew(stage):
 def test_a_service_starts_drains_and_is_replaced_by_a_newer_revision(stage, service):
     stage.want(s="0")
     assert stage.tell(events.ServiceDeployed(service=service("s"))) == ["start s.0 on n/0 g1"]
-    stage.ready("s", 0)
     changed = service("s", max_batch_size=2)
     assert stage.tell(events.ServiceDeployed(service=changed)) == ["stop s.0"]
     stopped = events.ReplicaStopped(workload_id="s", replica_id="s.0")

@@ -11,6 +11,7 @@ from springtide.control.records import ReplicaState, ServiceState
 from springtide.core import events
 from springtide.core.containers import ContainerSettings
 from springtide.core.resources import make_node
+from springtide.core.shares import Share
 from springtide.core.workload import Entrypoint, JobState
 from springtide.scheduling.policies.fifo import Fifo
 
@@ -206,49 +207,34 @@ def deployed(stage, service, entrypoint: Entrypoint, **options) -> list[str]:
     )
 
 
-def test_a_new_version_that_hangs_in_load_is_rolled_back(stage, service):
-    stage.want(s="0")
-    deployed(stage, service, OLD)
-    stage.ready("s", 0)
-    assert deployed(stage, service, NEW) == ["stop s.0"]
-    assert stopped(stage, "s", 0) == ["start s.1 on n/0 g2"]
-    assert at_wakeup(stage) == ["stop s.1"]
-    record = served(stage)
-    assert (record.service.entrypoint, record.service.revision) == (OLD, 3)
-    assert record.rolled_back == "revision 2 was rolled back: s.1 was not ready within 1m00"
-    assert stopped(stage, "s", 1) == ["start s.2 on n/0 g3"]
-    stage.ready("s", 2)
-    assert served(stage).reason == f"1 of 4 replicas ready; {record.rolled_back}"
-    assert deployed(stage, service, NEW) == ["stop s.2"], "its owner may try again"
-    assert served(stage).rolled_back == ""
-
-
 def test_an_object_that_still_asks_for_what_was_rolled_back_changes_nothing(stage, service):
     stage.want(s="0")
     pods = ContainerSettings(owner_uid="u")
     deployed(stage, service, OLD, container=pods)
     stage.ready("s", 0)
+    stage.want(s="01")
     deployed(stage, service, NEW, container=pods)
-    stopped(stage, "s", 0)
     at_wakeup(stage)
-    assert deployed(stage, service, NEW, container=pods, revision=3) == []
-    assert served(stage).service.entrypoint == OLD
+    assert deployed(stage, service, NEW, container=pods, revision=1) == []
+    assert (served(stage).service.entrypoint, served(stage).release) == (OLD, None)
     deployed(stage, service, NEW, container=pods, params={"fixed": "1"})
-    assert served(stage).service.entrypoint == NEW
+    assert served(stage).release.service.entrypoint == NEW
 
 
-def test_a_new_version_that_crashes_is_rolled_back_and_a_first_one_fails(stage, service):
+def test_a_version_of_another_kind_replaces_the_old_one_at_once_and_is_rolled_back(stage, service):
+    """Replicas of parts and of whole devices are not planned together."""
     stage.want(s="0")
     deployed(stage, service, OLD)
     stage.ready("s", 0)
-    deployed(stage, service, NEW)
+    assert deployed(stage, service, NEW, share=Share(request=0.5, limit=0.5)) == ["stop s.0"]
     stopped(stage, "s", 0)
     for number in range(1, 5):
         stage.tell(events.ReplicaLost(workload_id="s", replica_id=f"s.{number}", reason="exit code 1"))
         if number < 4:
             at_wakeup(stage)
-    assert served(stage).service.entrypoint == OLD
-    assert "revision 2 was rolled back: exit code 1" in served(stage).reason
+    record = served(stage)
+    assert (record.service.entrypoint, record.service.revision) == (OLD, 1)
+    assert "revision 2 was rolled back: exit code 1" in record.reason
 
 
 def test_a_first_version_that_hangs_again_and_again_fails(stage, service):

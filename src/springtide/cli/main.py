@@ -53,6 +53,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "Show servers by pool, loans and reclaims, the tide and its forecast.",
         ),
         "devices": ("springtide.cli.commands.devices", "Show each device's shares: request, limit, granted, used."),
+        "versions": ("springtide.cli.jobs.revisions", "The revisions of a service, and what became of each."),
+        "rollback": ("springtide.cli.jobs.revisions", "Bring an earlier revision of a service back."),
         "scale": ("springtide.cli.commands.act", "Change how many workers or replicas there may be, while it runs."),
         "change": ("springtide.cli.commands.act", "Change a job's deadline, budget or retries while it runs."),
         "move": ("springtide.cli.commands.act", "Have a job on machines go on on functions, from a checkpoint."),

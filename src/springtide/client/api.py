@@ -24,6 +24,7 @@ from springtide.core.errors import (
     CapacityError,
     Conflict,
     InvalidRequest,
+    NoRoomBeside,
     NotFound,
     SpringtideError,
     Unauthorized,
@@ -258,14 +259,22 @@ class Client:
         options: Mapping[str, Any] | None = None,
         *,
         folder: SentFolder | None = None,
+        release: Mapping[str, Any] | None = None,
     ) -> ServiceStatus:
-        """Deploy a service, or a new revision, with the `options` of PUT /v1/services.
+        """Deploy a service, or a new revision, with the `options` and the `release` of PUT /v1/services.
 
         `folder` is the folder that the source is in, whose contents the platform has. Raises InvalidRequest, Conflict.
         """
-        body = {"source": source_body(source, folder), "options": dict(options or {})}
+        body = {"source": source_body(source, folder), "options": dict(options or {}), "release": dict(release or {})}
         timeout_s = REQUEST_TIMEOUT_S if folder is None else FOLDER_TIMEOUT_S
         return self.request("PUT", f"/v1/services/{_part(name)}", ServiceStatus, body=body, timeout_s=timeout_s)
+
+    def roll_back(
+        self, name: str, revision: int | None = None, release: Mapping[str, Any] | None = None
+    ) -> ServiceStatus:
+        """Release an earlier revision again, None: the one that was replaced last. Raises NotFound, Conflict."""
+        body = {"revision": revision, "release": dict(release or {})}
+        return self.request("POST", f"/v1/services/{_part(name)}/rollback", ServiceStatus, body=body)
 
     def remove_service(self, name: str) -> ServiceStatus:
         """Drain and delete a service. Raises NotFound."""
@@ -465,6 +474,8 @@ def _error_of(response: httpx2.Response) -> SpringtideError:
     message = problem.message
     if response.status_code in (429, 503) and problem.code != _UNAVAILABLE and "retry-after" in response.headers:
         return CapacityError(message, _retry_after_s(response))
+    if problem.code == NoRoomBeside.code:
+        return NoRoomBeside(message)
     if response.status_code in _ERRORS:
         return _ERRORS[response.status_code](message)
     return InvalidRequest(message) if 400 <= response.status_code < 500 else BackendError(message)

@@ -7,7 +7,7 @@ import copy
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -459,11 +459,12 @@ def deploy_service(
     *,
     on_progress: Callable[[str], None] = lambda _: None,
     folder: FolderWish = None,
+    release: Mapping[str, Any] | None = None,
 ) -> ServiceHandle:
     """Deploy a source file as a service, named by `options` or else `name`, with the folder that it is in.
 
-    Lines about the folder, and about a profile that is used, are passed to `on_progress`. Raises as
-    ServeFunction.deploy does.
+    `release` is that of PUT /v1/services. Lines about the folder, and about a profile that is used, are passed to
+    `on_progress`. Raises as ServeFunction.deploy does.
     """
     from springtide.client.folders.choice import with_code
     from springtide.client.folders.send import deploy_with_folder
@@ -477,7 +478,10 @@ def deploy_service(
     request, asked = options.as_request(), options.values["requirements"]
     request = with_packages(request, asked, source, has_pods=has_pods, folder=folder)
     sent = {"name": called, "source": with_code(source, folder, has_pods=has_pods), "options": request}
-    return ServiceHandle(connected, deploy_with_folder(connected, sent, folder, on_progress).name)
+    if release:
+        sent["release"] = dict(release)
+    status = deploy_with_folder(connected, sent, folder, on_progress)
+    return ServiceHandle(connected, status.name, status.releasing or status.revision)
 
 
 def _connect() -> Client:

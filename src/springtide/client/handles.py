@@ -16,6 +16,7 @@ from springtide.core.quantities import parse_duration_s, parse_money_usd, parse_
 from springtide.core.status.artifacts import ArtifactStatus
 from springtide.core.status.platform import Explanation, JobStatus, ServiceStatus
 from springtide.core.status.quote import Quote
+from springtide.core.status.revisions import RevisionStatus
 from springtide.core.workload import JobState
 
 if TYPE_CHECKING:
@@ -147,12 +148,14 @@ class ServiceHandle:
         service = Classifier.deploy()
         labels = service.infer(images=[[0.0] * 64])
 
-    Every method raises BackendError if the platform does not answer, and NotFound if it does not know the service.
+    `revision` is the number that the deploy gave it; None if it was found by its name. Every method raises
+    BackendError if the platform does not answer, and NotFound if it does not know the service.
     """
 
-    def __init__(self, client: Client, name: str) -> None:
+    def __init__(self, client: Client, name: str, revision: int | None = None) -> None:
         self._client = client
         self.name = name
+        self.revision = revision
 
     def __repr__(self) -> str:
         """The class and the service's name."""
@@ -177,6 +180,14 @@ class ServiceHandle:
     def infer_stream(self, **inputs: Any) -> Iterator[Any]:
         """Call a `predict` that yields, and yield its items as they come. Raises as `infer`."""
         return self._client.infer_stream(self.name, **inputs)
+
+    def versions(self) -> tuple[RevisionStatus, ...]:
+        """Its revisions, the newest last: which answers, which was replaced or given up, and why."""
+        return self.status().revisions
+
+    def roll_back(self, to: int | None = None) -> ServiceStatus:
+        """Release an earlier revision again, None: the one that was replaced last. Raises NotFound, Conflict."""
+        return self._client.roll_back(self.name, to)
 
     def why(self) -> Explanation:
         """The reason for the service's present state, and what would change it."""

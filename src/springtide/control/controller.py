@@ -11,6 +11,7 @@ from springtide.control.learnt import learnt_overheads
 from springtide.control.pools import graces_over_at_s, misplaced
 from springtide.control.reconcile import reconcile
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord, StateReason
+from springtide.control.releases.steps import version_of
 from springtide.control.runs import apply_actions, apply_events
 from springtide.control.snapshot_views import SnapshotViews, view_service
 from springtide.core.actions import Action, PreemptJob, ResizeJob, StartReplica, StopReplica
@@ -190,7 +191,7 @@ class Controller:
         for record in self.state.records():
             for replica in record.replicas:
                 start = StartReplica(
-                    workload=record.job if isinstance(record, JobRecord) else record.service,
+                    workload=record.job if isinstance(record, JobRecord) else version_of(record, replica.revision),
                     replica_id=replica.replica_id,
                     device_id=replica.device_id,
                     generation=replica.generation,

@@ -1,4 +1,4 @@
-"""Edits of records that transitions and effects share: find a record, put it back, derive its state."""
+"""Edits of records that transitions and effects share, and what the actions of reconciling do."""
 
 from __future__ import annotations
 
@@ -18,12 +18,17 @@ from springtide.control.records import (
     StateReason,
     WorkloadRecord,
 )
-from springtide.core.actions import StartReplica
+from springtide.control.releases.steps import release_text
+from springtide.core.actions import StartReplica, StopReplica
 from springtide.core.events import JobEdited, JobsArchived, MoveFailed, MoveRequested, ReplicaReady, ServicesArchived
 from springtide.core.functions import Bill, Usage
 from springtide.core.job_parts import DeadlinePromise, JobMove, LearntSpeed
 from springtide.core.resources import NodeId
 from springtide.core.workload import InferenceService, JobState, MachineRun, ReplicaId, WorkloadId
+
+# How long the workers of an ended job may take to exit before they are killed. Nothing they hold is needed any more.
+END_GRACE_S = 2.0
+HUNG = "it was not ready in time"
 
 
 def record_of(state: PlatformState, workload_id: WorkloadId) -> WorkloadRecord:
@@ -226,8 +231,9 @@ def returned(record: JobRecord, error: str) -> JobRecord:
 
 def with_service_state(record: ServiceRecord) -> ServiceRecord:
     """The service with the state and the reason that follow from its replicas."""
-    num_ready = sum(r.state is ReplicaState.READY for r in record.replicas)
-    num_starting = sum(r.state is ReplicaState.STARTING for r in record.replicas)
+    new = None if record.release is None else record.release.revision
+    num_ready = sum(r.is_ready and r.revision != new for r in record.replicas)
+    num_starting = sum(r.state is ReplicaState.STARTING and r.revision != new for r in record.replicas)
     if record.is_removed:
         reason = "removed by its owner" if not record.replicas else "draining before removal"
         return replace(record, state=ServiceState.REMOVED, reason=reason)
@@ -237,7 +243,7 @@ def with_service_state(record: ServiceRecord) -> ServiceRecord:
     if num_ready:
         state, reason = ServiceState.READY, f"{num_ready} of {record.max_replicas} replicas ready"
         if record.old_revision is not None:
-            reason += f"; revision {record.old_revision} answers until revision {record.service.revision} is ready"
+            reason += f"; revision {record.service.revision} replaces the replicas of revision {record.old_revision}"
     elif num_starting:
         state, reason = ServiceState.STARTING, "the first replica is loading"
         if record.proven is not None and record.proven.revision < record.service.revision:
@@ -246,7 +252,8 @@ def with_service_state(record: ServiceRecord) -> ServiceRecord:
         reason = f"no replica: {record.refusals[-1].reason}"
     elif record.crash_reason:
         reason = f"no replica: the last one crashed: {record.crash_reason}"
-    return replace(record, state=state, reason=f"{reason}; {record.rolled_back}" if record.rolled_back else reason)
+    told = [text for text in (reason, release_text(record), record.rolled_back) if text]
+    return replace(record, state=state, reason="; ".join(told))
 
 
 def with_new_replicas(record: Record, started: Sequence[StartReplica], now_s: float) -> Record:
@@ -316,3 +323,10 @@ def charge_nothing(state: PlatformState, for_s: float, now_s: float) -> None:
             state.jobs[record.workload_id] = replace(record, replicas=replicas)
         else:
             state.services[record.workload_id] = replace(record, replicas=replicas)
+
+
+def stop_of(record: JobRecord | ServiceRecord, replica: ReplicaRecord, grace_s: float, reason: str) -> StopReplica:
+    """The action that ends the replica, after `grace_s` seconds at the latest."""
+    return StopReplica(
+        workload_id=record.workload_id, replica_id=replica.replica_id, grace_s=grace_s, cause="plan", reason=reason
+    )

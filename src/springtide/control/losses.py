@@ -15,6 +15,8 @@ from springtide.control.records import (
     StateReason,
     WorkloadRecord,
 )
+from springtide.control.releases.parts import Release
+from springtide.control.releases.steps import given_up, is_left, with_lost_start
 from springtide.core.events import JobFailed, JobStalled
 from springtide.core.job_parts import JobProgress, NodeRefusal
 from springtide.core.quantities import format_duration
@@ -174,6 +176,10 @@ def service_crashed(record: ServiceRecord, lost: ReplicaRecord, reason: str, now
 
     One that has answered is not: what ends all of its replicas again and again may be trouble of the machine.
     """
+    if record.release is not None and lost.revision == record.release.revision:
+        return with_lost_start(record, lost, reason, now_s, back_off_s(record.release.num_crashes + 1))
+    if is_left(record, lost):
+        return record
     crashes = with_recent(record.crashes_at_s, now_s)
     count = max(len(crashes), record.num_hangs)
     record = replace(record, crashes_at_s=crashes, crash_reason=reason, starts_at_s=now_s + back_off_s(count))
@@ -184,22 +190,18 @@ def service_crashed(record: ServiceRecord, lost: ReplicaRecord, reason: str, now
         return record
     is_new = known is not None and known.revision != service.revision
     if known is not None and is_new and lost.revision == service.revision and (lost.is_hung or count >= MAX_CRASHES):
-        revision = service.revision + 1
+        left = Release(service=service, began_at_s=record.deployed_at_s)
+        # What still answers is of the version before and stays.
+        past = tuple(each for each in record.past if each.service.revision != known.revision)
         return replace(
-            record,
-            service=replace(known, revision=revision),
-            # What still answers is of that version and stays.
-            replicas=tuple(
-                replace(r, revision=revision) if r.revision == known.revision else r for r in record.replicas
-            ),
+            given_up(replace(record, past=past), reason, now_s, revision=left),
+            service=known,
             min_replicas=known.min_replicas,
             max_replicas=known.max_replicas,
             crashes_at_s=(),
             num_hangs=0,
             crash_reason="",
             starts_at_s=now_s,
-            refused=service,
-            rolled_back=f"revision {service.revision} was rolled back: {reason}",
         )
     if count >= MAX_CRASHES and not ready and (known is None or is_new):
         return replace(record, state=ServiceState.FAILED, reason=f"crashed {times_text(count)}: {reason}")
@@ -282,7 +284,8 @@ def start_timed_out(record: WorkloadRecord, late: ReplicaRecord, timeout_s: floa
         losses = with_recent(record.restarts.losses_at_s, now_s)
         restarts = replace(record.restarts, losses_at_s=losses, grows_at_s=now_s + back_off_s(len(losses)))
         return with_replica(replace(record, restarts=restarts), late)
-    record = replace(record, num_hangs=record.num_hangs + 1)
+    if record.release is None or late.revision != record.release.revision:
+        record = replace(record, num_hangs=record.num_hangs + 1)
     reason = f"{late.replica_id} was not ready {within}" + (f": {late.held_up_by}" if late.is_stuck else "")
     return with_replica(service_crashed(record, late, reason, now_s), late)
 

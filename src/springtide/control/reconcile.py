@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from springtide.control.edits import END_GRACE_S, HUNG, stop_of
 from springtide.control.grants import Grants, by_workers
 from springtide.control.incremental import Worklist, function_plan
 from springtide.control.pools import pool_actions
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
-from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
+from springtide.control.releases.replicas import service_actions
+from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica
 from springtide.core.decision import EMPTY, Plan, PoolAllocation
 from springtide.core.functions import FunctionPlan
 from springtide.core.reasons import ChosenPlan, GroupChange, workers_text
@@ -24,9 +26,6 @@ from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
 from springtide.core.workload import JobState, ReplicaId, WorkloadId
 
-# How long the workers of an ended job may take to exit before they are killed. Nothing they hold is needed any more.
-END_GRACE_S = 2.0
-_HUNG = "it was not ready in time"
 _NO_DEVICES = PoolAllocation(device_ids=())
 
 
@@ -57,7 +56,7 @@ def reconcile(state: PlatformState, plan: Plan, now_s: float, worklist: Worklist
         why = "the platform is shutting down" if state.is_stopping else plan.reasons.get(workload_id, "")
         is_leaving = False
         if isinstance(record, ServiceRecord):
-            actions = _whole(_reconcile_service(record, allocation, free, why, now_s), more)
+            actions = _whole(service_actions(record, allocation, free, why, now_s), more)
         else:
             reclaimed = may_grant.reclaimed(record) if state.drains else ()
             is_leaving = bool(reclaimed)
@@ -107,56 +106,6 @@ def _whole(actions: list[Action], more: Mapping[DeviceId, tuple[DeviceId, ...]])
         replace(action, more_devices=more[action.device_id]) if more and isinstance(action, StartReplica) else action
         for action in actions
     ]
-
-
-# --- services -------------------------------------------------------------------------------------------------------
-
-
-def _reconcile_service(
-    record: ServiceRecord, wanted: PoolAllocation, free: Sequence[DeviceId], why: str, now_s: float
-) -> list[Action]:
-    service = record.service
-    actions: list[Action] = []
-    kept = set(wanted.device_ids)
-    num_current = sum(
-        r.state is ReplicaState.READY and r.revision == service.revision and r.device_id in kept
-        for r in record.replicas
-    )
-    # One device of the plan is for the next replica of the newest revision, all others for those that answer.
-    num_old = len(kept) - 1 - num_current
-    for replica in record.replicas:
-        is_outdated = replica.revision != service.revision
-        if replica.state is ReplicaState.STOPPING:
-            continue
-        if replica.is_hung:
-            actions.append(_stop(record, replica, END_GRACE_S, _HUNG))
-        elif is_outdated and replica.state is ReplicaState.READY and replica.device_id in kept and num_old > 0:
-            num_old -= 1
-        elif replica.device_id not in kept or is_outdated:
-            reason = _replaced(num_current) if is_outdated and kept else (why or "the service needs fewer replicas")
-            actions.append(_stop(record, replica, service.grace_s, reason))
-    if record.is_removed or now_s < record.starts_at_s:
-        return actions
-    for number, device_id in enumerate(free, start=record.next_replica):
-        actions.append(
-            StartReplica(
-                workload=service,
-                replica_id=_replica_id(record.workload_id, number),
-                device_id=device_id,
-                generation=service.revision,
-                share=wanted.share,
-                cause="plan",
-                reason=why or "the service needs a replica",
-            )
-        )
-    return actions
-
-
-def _replaced(num_current: int) -> str:
-    """Why a replica of an older revision stops."""
-    if num_current:
-        return "a newer revision replaces it"
-    return "a newer revision replaces it, and there is no further device on which that could load meanwhile"
 
 
 # --- jobs -----------------------------------------------------------------------------------------------------------
@@ -251,16 +200,10 @@ def _leaving_reason(record: JobRecord, why: str) -> str:
 
 def _stop_all(record: JobRecord, reason: str) -> list[Action]:
     return [
-        _stop(record, replica, END_GRACE_S, reason)
+        stop_of(record, replica, END_GRACE_S, reason)
         for replica in record.replicas
         if replica.state is not ReplicaState.STOPPING
     ]
-
-
-def _stop(record: JobRecord | ServiceRecord, replica: ReplicaRecord, grace_s: float, reason: str) -> StopReplica:
-    return StopReplica(
-        workload_id=record.workload_id, replica_id=replica.replica_id, grace_s=grace_s, cause="plan", reason=reason
-    )
 
 
 def _batch(record: JobRecord, allocation: PoolAllocation) -> int:
@@ -293,7 +236,7 @@ def _form_first_group(
         kept = [r for r in living if r.device_id in wanted] if job.elastic else living
         if not kept:
             return _stop_all(record, why or "its devices are needed")
-        actions: list[Action] = [_stop(record, r, END_GRACE_S, why) for r in living if r not in kept]
+        actions: list[Action] = [stop_of(record, r, END_GRACE_S, why) for r in living if r not in kept]
         if all(r.state is ReplicaState.READY for r in kept):
             members = tuple(r.replica_id for r in kept)
             change = GroupChange(
@@ -334,7 +277,7 @@ def _start(
     return [
         StartReplica(
             workload=job,
-            replica_id=_replica_id(job.job_id, number),
+            replica_id=ReplicaId(f"{job.job_id}.{number}"),
             device_id=device_id,
             generation=generation,
             restore=record.saved.checkpoint if is_fresh else None,
@@ -383,7 +326,7 @@ def _evict(record: JobRecord, overstaying: Sequence[ReplicaRecord]) -> list[Acti
     reason = "the grace of the reclaim is over"
     if not record.job.elastic:
         return _preempt(record, reason, 0.0)
-    return [_stop(record, replica, 0.0, reason) for replica in overstaying]
+    return [stop_of(record, replica, 0.0, reason) for replica in overstaying]
 
 
 def _preempt(record: JobRecord, reason: str, at_most_s: float = math.inf) -> list[Action]:
@@ -398,13 +341,13 @@ def _preempt(record: JobRecord, reason: str, at_most_s: float = math.inf) -> lis
         cause="plan",
         reason=reason,
     )
-    return [preempt, *(_stop(record, r, END_GRACE_S, reason) for r in warming)]
+    return [preempt, *(stop_of(record, r, END_GRACE_S, reason) for r in warming)]
 
 
 def _stop_leavers(record: JobRecord) -> list[Action]:
     """Stop workers that are out of the group. They exit by themselves at the switch; this is the backstop."""
     return [
-        _stop(record, r, record.job.grace_s, "no longer a member")
+        stop_of(record, r, record.job.grace_s, "no longer a member")
         for r in record.replicas
         if r.has_trained and r.replica_id not in record.group.members and r.state is not ReplicaState.STOPPING
     ]
@@ -420,9 +363,9 @@ def _resize(
     outsiders = [r for r in record.replicas if r.replica_id not in record.group.members]
     actions: list[Action] = _stop_leavers(record)
     joiners = [r for r in outsiders if r.state is not ReplicaState.STOPPING and not r.has_trained]
-    actions += [_stop(record, r, END_GRACE_S, _HUNG) for r in joiners if r.is_hung]
+    actions += [stop_of(record, r, END_GRACE_S, HUNG) for r in joiners if r.is_hung]
     unwanted = [r for r in joiners if r.device_id not in wanted and not r.is_hung]
-    actions += [_stop(record, r, END_GRACE_S, why or "no longer needed") for r in unwanted]
+    actions += [stop_of(record, r, END_GRACE_S, why or "no longer needed") for r in unwanted]
     joiners = [r for r in joiners if r.device_id in wanted and not r.is_hung]
     if free and now_s >= record.restarts.grows_at_s:
         reason = why or f"growing to {workers_text(len(wanted))}"
@@ -479,8 +422,3 @@ def _change(
         reason=change.text(),
         change=change,
     )
-
-
-def _replica_id(workload_id: WorkloadId, number: int) -> ReplicaId:
-    """The id of the workload's replica with this number, counted from its submission."""
-    return ReplicaId(f"{workload_id}.{number}")

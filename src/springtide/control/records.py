@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from springtide.control.releases.parts import Release, Revision
 from springtide.core.decision import Drain
 from springtide.core.functions import Bill, FunctionPlan, Usage
 from springtide.core.job_parts import (
@@ -82,6 +83,11 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_stuck: bool = False
     began_at_s: float | None = None
     more_devices: tuple[DeviceId, ...] = ()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is warm and was not asked to stop."""
+        return self.state is ReplicaState.READY
 
     @property
     def device_ids(self) -> tuple[DeviceId, ...]:
@@ -255,7 +261,9 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     `refusals` are the nodes that turned replicas away since the last one that started.
     No replica is added before `starts_at_s`. `proven` is the newest version of which a replica was ready; a later one
     that never gets ready is `refused` for it, and `rolled_back` says why. Since a replica became ready, `num_hangs`
-    replicas were not ready in time, and the last one crashed for `crash_reason`.
+    replicas were not ready in time, and the last one crashed for `crash_reason`. `service` is the revision that gets
+    the requests, `release` a newer one that does not get all of them yet, and `past` are the last ones that do not any
+    more, the newest last.
     """
 
     service: InferenceService
@@ -286,11 +294,13 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     proven: InferenceService | None = None
     refused: InferenceService | None = None
     rolled_back: str = ""
+    release: Release | None = None
+    past: tuple[Revision, ...] = ()
 
     @property
     def back_offs_at_s(self) -> tuple[float, ...]:
-        """When the back-off for new replicas ends."""
-        return (self.starts_at_s,)
+        """When the back-offs for new replicas end."""
+        return (self.starts_at_s,) if self.release is None else (self.starts_at_s, self.release.starts_at_s)
 
     @property
     def workload_id(self) -> WorkloadId:
@@ -304,12 +314,11 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def old_revision(self) -> int | None:
-        """The revision that still answers while the newest one is not ready on enough devices; None if none does."""
+        """The revision whose replicas those of the present one replace, one after another; None if there are none."""
         if not self.is_served:
             return None
-        newest = self.service.revision
-        ready = [r.revision for r in self.replicas if r.state is ReplicaState.READY and r.revision != newest]
-        return max(ready, default=None)
+        others = (self.service.revision, None if self.release is None else self.release.revision)
+        return max([r.revision for r in self.replicas if r.is_ready and r.revision not in others], default=None)
 
     @property
     def is_over(self) -> bool:

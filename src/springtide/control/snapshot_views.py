@@ -6,8 +6,10 @@ from msgspec.structs import replace
 
 from springtide.control.parts import bounds_in_devices, job_in_devices, learnt_in_devices
 from springtide.control.records import JobRecord, PlatformState, ReplicaState, ServiceRecord
+from springtide.control.releases.steps import num_new
 from springtide.core.decision import Allocation, FunctionAllocation, JobView, PoolAllocation, ServiceView
 from springtide.core.workload import WorkloadId
+from springtide.scheduling.replicas import wanted_replicas
 
 
 class SnapshotViews:
@@ -117,9 +119,10 @@ def view_job(record: JobRecord, before: JobView | None = None) -> JobView:
 def _allocation(record: JobRecord | ServiceRecord) -> Allocation:
     order = record.group.members if isinstance(record, JobRecord) else ()
     rank_of = {replica_id: rank for rank, replica_id in enumerate(order)}
-    # While an older revision of a service answers: what is ready of the newest one, then of older ones, then the rest.
-    # Policies that shrink a workload take from the end.
-    newest = record.service.revision if isinstance(record, ServiceRecord) and record.old_revision is not None else None
+    # While a service has two revisions: what is ready of the present one, then of others, then the rest. Policies that
+    # shrink a workload take from the end.
+    is_mixed = isinstance(record, ServiceRecord) and (record.old_revision is not None or record.release is not None)
+    newest = record.service.revision if isinstance(record, ServiceRecord) and is_mixed else None
     # Members of the group by rank, then replicas that warm up, then replicas that are stopping.
     ranked = sorted(
         record.replicas,
@@ -143,11 +146,42 @@ def _allocation(record: JobRecord | ServiceRecord) -> Allocation:
 def view_service(record: ServiceRecord, now_s: float) -> ServiceView:
     """A service as policies see it at `now_s`, on which its idle time depends.
 
-    While an older revision answers, the load seems to need one replica more, and one more is allowed: the newest
-    revision loads beside it where a device can be had.
+    While one revision replaces another, the load seems to need replicas of the new one beside those of the old one,
+    and so many more are allowed: it loads beside that where devices can be had.
     """
     states = [replica.state for replica in record.replicas]
-    view = ServiceView(
+    view = replace(
+        _present_view(record, now_s),
+        num_ready=states.count(ReplicaState.READY),
+        num_starting=states.count(ReplicaState.STARTING),
+    )
+    if record.release is not None:
+        num_needed = present_replicas(record, now_s)
+        num_more = num_new(record, num_needed)
+    elif record.old_revision is not None:
+        num_needed, num_more = max(1, view.needed_replicas), 1
+    else:
+        return view
+    num_wanted = num_needed + num_more
+    demand = (num_wanted - 1) * record.service.target_in_flight + 1
+    return replace(
+        view,
+        max_replicas=view.max_replicas + num_more,
+        queued=max(view.queued, demand - view.in_flight),
+        wanted_replicas=None if view.wanted_replicas is None else num_wanted,
+    )
+
+
+def present_replicas(record: ServiceRecord, now_s: float) -> int:
+    """How many replicas of its present revision the service's load asks for."""
+    return wanted_replicas(_present_view(record, now_s))
+
+
+def _present_view(record: ServiceRecord, now_s: float) -> ServiceView:
+    """The service with the replicas of its present revision and of those that it replaces."""
+    new = None if record.release is None else record.release.revision
+    states = [replica.state for replica in record.replicas if replica.revision != new]
+    return ServiceView(
         service=record.service,
         min_replicas=record.min_replicas,
         max_replicas=record.max_replicas,
@@ -160,15 +194,6 @@ def view_service(record: ServiceRecord, now_s: float) -> ServiceView:
         latency_p99_s=record.latency_p99_s,
         wanted_replicas=record.wanted_replicas,
         refusals=record.refusals,
-    )
-    if record.old_revision is None:
-        return view
-    num_needed = max(1, view.needed_replicas)
-    return replace(
-        view,
-        max_replicas=view.max_replicas + 1,
-        queued=max(view.queued, num_needed * record.service.target_in_flight + 1 - view.in_flight),
-        wanted_replicas=None if view.wanted_replicas is None else num_needed + 1,
     )
 
 

@@ -47,6 +47,8 @@ from springtide.control.records import (
     ServiceState,
     StateReason,
 )
+from springtide.control.releases.deploys import replaced_at_once, unchanged
+from springtide.control.releases.steps import can_release, judged, with_ready_replica, with_release
 from springtide.core import events
 from springtide.core.job_parts import JobBounds
 from springtide.core.workload import Checkpoint, JobState, WorkloadId
@@ -80,45 +82,32 @@ def _(event: events.JobSubmitted, state: PlatformState, now_s: float) -> None:
 def _(event: events.ServiceDeployed, state: PlatformState, now_s: float) -> None:
     service = event.service
     old = state.services.get(service.service_id)
-    if old is not None and not old.is_removed and old.state is not ServiceState.FAILED:
-        if old.service == service:
-            state.num_stale_events += 1
-            return
-        if old.service == replace(service, start_timeout_s=old.service.start_timeout_s):
-            # Nothing that a running replica depends on has changed.
-            state.services[service.service_id] = replace(old, service=service)
+    is_live = old is not None and not old.is_removed and old.state is not ServiceState.FAILED
+    if old is not None and is_live and not event.is_rollback:
+        same = unchanged(old, service, now_s)
+        if same is not None:
+            state.num_stale_events += same is old
+            state.services[service.service_id] = with_service_state(same)
             return
     refused = None if old is None or old.is_removed else old.refused
     if refused is not None and service.container and service == replace(refused, revision=service.revision):
         # A cluster's object still asks for the version that was rolled back.
         state.num_stale_events += 1
         return
-    fresh = ServiceRecord(
-        service=service,
-        state=ServiceState.IDLE,
-        reason="no replica: no request has come yet",
-        deployed_at_s=now_s,
-        min_replicas=service.min_replicas,
-        max_replicas=service.max_replicas,
-        next_replica=event.first_replica,
-    )
-    if old is not None:
-        revision = old.service.revision + 1
-        replicas = old.replicas
-        if differs_in_share(old.service, service) and old.state is not ServiceState.FAILED:
-            # Only the share differs, so the replicas keep running and get the new share in place.
-            replicas = tuple(replace(r, revision=revision) for r in replicas if r.revision == old.service.revision)
-            replicas += tuple(r for r in old.replicas if r.revision != old.service.revision)
-        fresh = replace(
-            fresh,
-            replicas=replicas,
-            next_replica=old.next_replica,
-            finished_service_s=old.finished_service_s,
-            proven=old.proven,
-            start_phases_s=old.start_phases_s,
-            service=replace(service, revision=revision),
-        )
-    state.services[service.service_id] = with_service_state(fresh)
+    if old is not None and is_live and can_release(old, service) and not differs_in_share(old.service, service):
+        state.services[service.service_id] = with_service_state(with_release(old, event, now_s))
+        return
+    state.services[service.service_id] = with_service_state(replaced_at_once(old, event, now_s))
+
+
+@apply_event.register
+def _(event: events.RevisionJudged, state: PlatformState, now_s: float) -> None:
+    known = state.services.get(event.service_id)
+    record = None if known is None else judged(known, event, now_s)
+    if record is None:
+        state.num_stale_events += 1
+    else:
+        state.services[event.service_id] = with_service_state(record)
 
 
 @apply_event.register
@@ -129,7 +118,8 @@ def _(event: events.CancelRequested, state: PlatformState, now_s: float) -> None
             job, lifecycle=replace(job.lifecycle, outcome=JobState.CANCELLED, outcome_reason="cancelled by its owner")
         )
     elif service is not None and not service.is_removed:
-        state.services[event.workload_id] = with_service_state(replace(service, is_removed=True, removed_at_s=now_s))
+        removed = replace(service, is_removed=True, removed_at_s=now_s, release=None)
+        state.services[event.workload_id] = with_service_state(removed)
     else:
         state.num_stale_events += 1
 
@@ -284,6 +274,7 @@ def _(event: events.ReplicaReady, state: PlatformState, now_s: float) -> None:
             refusals=(),
             proven=record.service if is_newest else record.proven,
         )
+        record = with_ready_replica(record, replica.revision, now_s)
     put(state, with_replica(record, replica))
 
 

@@ -14,6 +14,7 @@ from springtide.control.records import (
     ServiceRecord,
     WorkloadRecord,
 )
+from springtide.control.releases.steps import version_of
 from springtide.core.events import Event, JobStalled, StartTimedOut
 from springtide.core.workload import JobState
 
@@ -55,7 +56,7 @@ def hang_events(record: WorkloadRecord, state: PlatformState, now_s: float) -> l
 def _hangs(record: WorkloadRecord, state: PlatformState) -> list[tuple[float, Event]]:
     """What of the workload may hang: from when on it does, and the event that says so."""
     if isinstance(record, ServiceRecord):
-        return _late_starts(record, record.service.start_timeout_s, state)
+        return _late_starts(record, 0.0, state)
     if record.lifecycle.outcome is not None or record.bounds.is_paused:
         return []
     timeout_s = record.job.start_timeout_s
@@ -72,16 +73,16 @@ def _hangs(record: WorkloadRecord, state: PlatformState) -> list[tuple[float, Ev
 
 
 def _late_starts(record: WorkloadRecord, timeout_s: float, state: PlatformState) -> list[tuple[float, Event]]:
-    if not timeout_s:
-        return []
-    return [
-        (
-            max(_began_at_s(replica), state.watched_from_s) + timeout_s,
-            StartTimedOut(workload_id=record.workload_id, replica_id=replica.replica_id, timeout_s=timeout_s),
-        )
-        for replica in record.replicas
-        if replica.state is ReplicaState.STARTING and not (replica.is_hung or _is_held_up(replica))
-    ]
+    """The replicas that are not ready within this time, of a service within that of their revision."""
+    found: list[tuple[float, Event]] = []
+    for replica in record.replicas:
+        within_s = timeout_s
+        if isinstance(record, ServiceRecord):
+            within_s = version_of(record, replica.revision).start_timeout_s
+        if within_s and replica.state is ReplicaState.STARTING and not (replica.is_hung or _is_held_up(replica)):
+            late = StartTimedOut(workload_id=record.workload_id, replica_id=replica.replica_id, timeout_s=within_s)
+            found.append((max(_began_at_s(replica), state.watched_from_s) + within_s, late))
+    return found
 
 
 def _is_held_up(replica: ReplicaRecord) -> bool:

@@ -72,6 +72,12 @@ class Conflict(InvalidRequest):
     code = "conflict"
 
 
+class NoRoomBeside(Conflict):
+    """No device can be had for a new revision of a service beside the present one."""
+
+    code = "no_room_beside"
+
+
 class Unauthorized(InvalidRequest):
     """No token, or a wrong one."""
 

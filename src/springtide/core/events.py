@@ -13,7 +13,7 @@ import msgspec
 from springtide.core.function_search import FunctionMeasurement, StreamView
 from springtide.core.functions import Bill, FunctionMenu, Usage
 from springtide.core.resources import Node, NodeId
-from springtide.core.workload import Goal, InferenceService, ReplicaId, TrainingJob, WorkloadId
+from springtide.core.workload import Goal, InferenceService, ReleaseTerms, ReplicaId, TrainingJob, WorkloadId
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=True, omit_defaults=True):
@@ -86,10 +86,23 @@ class ServiceDeployed(_Event, frozen=True, kw_only=True):
     """A user deployed a new or changed inference service.
 
     `first_replica` is the number of its first replica, if one of that name was removed before: so no id comes twice.
+    `terms` is how it gets the requests of a revision that answers. With `is_rollback` it is an earlier revision, which
+    keeps its number.
     """
 
     service: InferenceService
     first_replica: int = 0
+    terms: ReleaseTerms = ReleaseTerms()
+    is_rollback: bool = False
+
+
+class RevisionJudged(_Event, frozen=True, kw_only=True):
+    """It is decided whether the revision that is being released gets all requests of its service, or none any more."""
+
+    service_id: WorkloadId
+    revision: int
+    is_good: bool
+    reason: str
 
 
 class NodeJoined(_Event, frozen=True, kw_only=True):
@@ -366,6 +379,7 @@ Event = (
     | MoveRequested
     | ScaleRequested
     | ServiceDeployed
+    | RevisionJudged
     | NodeJoined
     | NodeLost
     | PlatformStopping

@@ -334,6 +334,30 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     concurrency: int | None = None
 
 
+class WatchRule(msgspec.Struct, frozen=True, kw_only=True):
+    """At most `limit` (above 0, below 1) of the requests may be faults: answered with an error, or, where `over_s` is
+    set, not answered well within so many seconds. `text` is how it was written.
+    """
+
+    text: str
+    limit: float
+    over_s: float | None = None
+
+
+class ReleaseTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """How a new revision of a service gets its requests.
+
+    `canary` is the fraction of the requests that it gets first (0: all as soon as it is ready), for at most
+    `watch_for_s` seconds (0: until its owner decides), by which its faults are judged against the rules `watch`. Where
+    no device is free beside the present revision it waits for one; with `stop_first` the present one gives way.
+    """
+
+    canary: float = 0.0
+    watch: tuple[WatchRule, ...] = ()
+    watch_for_s: float = 600.0
+    stop_first: bool = False
+
+
 def replicas_for(service: InferenceService, demand: int, minimum: int, maximum: int) -> int:
     """How many replicas a service needs for `demand` requests in flight or queued, between the bounds in force."""
     return max(minimum, min(maximum, -(-demand // service.target_in_flight)))

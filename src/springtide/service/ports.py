@@ -22,7 +22,7 @@ from springtide.core.workload import JobFolder, WorkloadId
 from springtide.service.history.keeping import Keeper
 from springtide.service.submission.option_models import RequestModel
 from springtide.service.submission.quarantine import Quarantine
-from springtide.service.submission.schemas import JobIn, JobSourceIn, ScaleIn, ServiceIn, ServiceSourceIn
+from springtide.service.submission.schemas import JobIn, JobSourceIn, RollbackIn, ScaleIn, ServiceIn, ServiceSourceIn
 from springtide.storage.folders.contents import ContentDirectory
 from springtide.storage.folders.tree import FolderTree
 
@@ -198,6 +198,10 @@ class Submissions(Protocol):
         self, name: str, request: ServiceIn, container: ContainerSettings | None = None
     ) -> ServiceRecord:
         """Deploy a service or a new revision of it. Repeating a request changes nothing."""
+        ...
+
+    def roll_back(self, name: str, request: RollbackIn) -> ServiceRecord:
+        """Release an earlier revision of a service again."""
         ...
 
     def remove_service(self, name: str) -> ServiceRecord:

@@ -7,8 +7,9 @@ import math
 from typing import Any
 
 from springtide.control.records import ServiceRecord
+from springtide.control.releases.steps import newest_of
 from springtide.core.actions import EndJob
-from springtide.core.events import CancelRequested, ReplicaReady, ServiceDeployed
+from springtide.core.events import CancelRequested, ReplicaReady, RevisionJudged, ServiceDeployed
 from springtide.core.ports import Step
 from springtide.core.workload import WorkloadId
 from springtide.service.lookup import job_of_id, service_of_id
@@ -51,6 +52,8 @@ class SecretsKeeper:
         for event in step.events:
             if isinstance(event, ServiceDeployed):
                 self._review_by_id(event.service.service_id, view)
+            elif isinstance(event, RevisionJudged):
+                self._review_by_id(event.service_id, view)
             elif isinstance(event, CancelRequested | ReplicaReady):
                 self._review_by_id(event.workload_id, view)
 
@@ -61,7 +64,8 @@ class SecretsKeeper:
 
     def _review(self, record: ServiceRecord) -> None:
         """Keep what the newest revision needs, and the one that stands in for it if that one does not get ready."""
-        kept = [each.secrets.reference for each in (record.service, record.proven) if each and each.secrets]
+        versions = (newest_of(record), record.service, record.proven)
+        kept = [each.secrets.reference for each in versions if each and each.secrets]
         self._remove(record.workload_id, [] if record.is_removed else kept, 0.0 if record.is_removed else _COMING_S)
 
     def _remove(self, workload_id: WorkloadId, keep: list[str] | None = None, older_than_s: float = 0.0) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from springtide.core.workload import InferenceService, ReplicaId
+from springtide.core.workload import InferenceService, ReleaseTerms, ReplicaId
 
 
 class ReplicaRoute(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +26,7 @@ class ServiceRoute(msgspec.Struct, frozen=True, kw_only=True):
 
     `failure` says why the platform no longer starts replicas; the service has to be deployed again. `waits` says why it
     has no replica yet, if that is known, and `waits_s` in how many seconds one can start at the earliest.
+    Of several revisions each has a route, the present one the first; `terms` has one that is being released.
     """
 
     service: InferenceService
@@ -33,6 +34,7 @@ class ServiceRoute(msgspec.Struct, frozen=True, kw_only=True):
     failure: str = ""
     waits: str = ""
     waits_s: float | None = None
+    terms: ReleaseTerms | None = None
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):

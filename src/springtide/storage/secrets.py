@@ -60,6 +60,11 @@ def keep_secrets(work_dir: Path, values: Mapping[str, str], before: SecretSet | 
     return SecretSet(names=tuple(sorted(values)), reference=reference)
 
 
+def are_kept(work_dir: Path, secrets: SecretSet) -> bool:
+    """Whether the values are still there."""
+    return (work_dir / _FOLDER / secrets.reference).exists()
+
+
 def remove_secrets(work_dir: Path, keep: Collection[str] = (), before_unix_s: float = math.inf) -> None:
     """Remove the values of all references but those to keep, of what was written before that time. Raises OSError."""
     folder = work_dir / _FOLDER

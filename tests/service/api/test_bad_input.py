@@ -259,6 +259,7 @@ def test_unknown_workloads_are_404_on_every_route(app, http, unchanged):
             continue
         move = {"to": "functions"}
         wishes = {"scale": {"minimum": 1, "maximum": 2}, "PATCH": {"max_restarts": 1}, "move": move, "quote": move}
+        wishes["rollback"] = {"revision": None}
         body = wishes.get(method) or wishes.get(path.rpartition("/")[2])
         answer = http.request(method, filled(path, "nobody"), json=body)
         assert_refused(answer, 404)

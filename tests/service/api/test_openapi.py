@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import httpx2
 import jsonschema
@@ -34,6 +35,11 @@ def walk(routes):
 
 def described(http):
     return http.get("/openapi.json").json()
+
+
+def of_schema(schema):
+    """A double of a service in the gateway, of which no more is asked than its schema."""
+    return SimpleNamespace(answering=lambda: SimpleNamespace(schema=schema))
 
 
 def test_a_405_lists_every_method_of_the_path(http):
@@ -152,7 +158,7 @@ COUNT = ServiceSchema(
 
 def gateway_of(schema):
     gateway = Gateway(lambda event: None)
-    gateway._queues = {"count": type("Queue", (), {"schema": schema})()}
+    gateway._services = {"count": of_schema(schema)}
     return gateway
 
 
@@ -230,7 +236,7 @@ def test_what_one_field_says_about_another_is_described(http, source, options, s
 
 def test_a_call_of_a_service_names_all_that_it_may_be_answered_with():
     gateway = Gateway(lambda event: None)
-    gateway._queues = {"double": type("Queue", (), {"schema": None})()}
+    gateway._services = {"double": of_schema(None)}
     paths = gateway.openapi_paths()["/f/double"]
     assert set(paths) == {"get", "post"}
     assert {"400", "401", "404", "408", "413", "415", "422", "429", "502", "503", "504"} <= set(

@@ -337,7 +337,11 @@ def test_index_configuration_and_statistics(tmp_path):
         assert times["compute_infer"]["ns"] == 3_000_000, "what the replica says"
         assert times["success"]["ns"] > times["queue"]["ns"] > 0
         answer = await get("/v2/models/double/versions/2/config")
-        assert (answer.status_code, answer.json()["error"]) == (404, "'double' is served as version 1, not '2'")
+        assert (answer.status_code, answer.json()["error"]) == (
+            404,
+            "'double' is served as revision 1, not 2; `springtide versions double` lists all, and `springtide rollback "
+            "double --to 2` brings back one that there was",
+        )
 
     with_replica(tmp_path, Rows, scenario)
 

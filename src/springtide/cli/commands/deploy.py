@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,14 @@ import click
 from springtide.cli.jobs.flags import given_keywords, option_flags
 from springtide.cli.jobs.in_cluster import K8S, check_cluster_options, cluster_options, deploy_in_cluster
 from springtide.cli.jobs.job_options import folder_options, folder_wish, imported
+from springtide.cli.jobs.releases import (
+    refuse_release,
+    release_asked,
+    release_options,
+    released_problem,
+    wait_released,
+    with_room_asked,
+)
 from springtide.cli.jobs.variables import ask_secrets
 from springtide.cli.loading import find_service, split_target
 from springtide.cli.session import Session, common_options
@@ -34,17 +43,24 @@ _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boo
 @click.command()
 @click.argument("target", metavar="FILE[:CLASS]")
 @option_flags(SERVICE_OPTIONS, "deploy")
+@release_options
 @folder_options
 @click.option("--on", "place", type=click.Choice([K8S]), help="As an object of a Kubernetes cluster.")
 @cluster_options
 @common_options
 @click.pass_obj
 def deploy(session: Session, /, target: str, **options: Any) -> None:
-    """Serve FILE's class; replaces the service of that name without dropping a request."""
+    """Serve FILE's class. Of a service that answers it is a new revision.
+
+    That starts beside the present one and gets requests once it is ready; then the present one answers what it has and
+    stops. If the new one crashes three times or is not ready in time it is given up, and the present one goes on: exit
+    code 1. See `springtide versions` and `springtide rollback`.
+    """
     path, object_name = split_target(target)
     folder = folder_wish(options)
     served = find_service(imported(path, folder), path, object_name)
     check_cluster_options(options, options["place"])
+    release = release_asked(options)
     given = given_keywords(SERVICE_OPTIONS, "deploy", options)
     if "share" in given and "gpu" not in given and devices_asked(served.options.values["gpu"]) == 1:
         # The flag replaces the file's share, also if that is written as `gpu`.
@@ -53,24 +69,20 @@ def deploy(session: Session, /, target: str, **options: Any) -> None:
     if secrets := ask_secrets(asked.values["secrets"], os.environ, may_ask=session.may_ask):
         asked = asked.override({"secrets": secrets})
     if options["place"] == K8S:
+        refuse_release(options)
         where, image = options["namespace"] or "", options["image"] or ""
         deploy_in_cluster(session, served, asked, namespace=where, image=image, folder=folder)
         return
-    handle = deploy_service(
-        served.source(), asked, served.name, session.client, on_progress=session.note, folder=folder
-    )
-    service = _wait_deployed(session, handle.name)
+    send = partial(deploy_service, served.source(), asked, served.name, session.client, on_progress=session.note)
+    handle = with_room_asked(session, release, lambda how: send(folder=folder, release=how))
+    assert handle.revision is not None
+    service = wait_released(session, handle.name, handle.revision)
+    service = _wait_deployed(session, handle.name) if service is None else service
+    problem = released_problem(service, handle.revision)
     if service.state == "FAILED":
-        session.answer(
-            service, f"{service.name} FAILED: {service.reason}", f"what it wrote: springtide logs {service.name}"
-        )
-        raise click.exceptions.Exit(1)
-    if service.rolled_back:
-        session.answer(
-            service,
-            f"{service.name} {service.state}: {service.reason}",
-            f"what it wrote: springtide logs {service.name}",
-        )
+        problem = f"{service.name} FAILED: {service.reason}"
+    if problem:
+        session.answer(service, problem, f"what it wrote: springtide logs {service.name}")
         raise click.exceptions.Exit(1)
     session.answer(
         service,

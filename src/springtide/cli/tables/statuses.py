@@ -453,7 +453,7 @@ def service_details(service: ServiceStatus) -> str:
         ("latency", f"p50 {duration(service.latency_p50_s)}, p99 {duration(service.latency_p99_s)}"),
         ("objective", "" if service.slo_s is None else f"p99 < {duration(service.slo_s)}"),
         *start_pairs(service.cold_start_s),
-        ("revision", str(service.revision)),
+        ("revision", str(service.revision) + ("" if service.releasing is None else f", {service.releasing} comes")),
         ("used", f"{service.device_seconds:.0f} device-seconds"),
     ]
     return f"{service.name} {service.state}: {service.reason or 'no reason given'}\n{_details(pairs)}" + _replicas(

@@ -36,6 +36,7 @@ NEW_EVENTS: Mapping[str, bool] = MappingProxyType(
         "MoveFailed": False,
         "JobStalled": False,
         "StartTimedOut": False,
+        "RevisionJudged": False,
     }
 )
 # and fields, with the values without which it is right: defaults, and what a submission has that asks for nothing; or
@@ -49,7 +50,8 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
         "Entrypoint": {"library": ("",), "folder": None},
         "StartReplica": {"change": None, "more_devices": ((),)},
         "ResizeJob": {"change": None},
-        "ServiceDeployed": {"first_replica": None},
+        # There each deploy replaces what answers at once.
+        "ServiceDeployed": {"first_replica": None, "terms": None, "is_rollback": None},
         "TrainingJob": {
             "stall_timeout_s": (0.0, None),
             "on_stall": ("report",),

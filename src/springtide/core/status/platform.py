@@ -17,6 +17,7 @@ from springtide.core.shares import Share
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.pods import ClusterStatus, PodStatus
 from springtide.core.status.pools import LoanInterval, NodeStatus, PoolStatus
+from springtide.core.status.revisions import RevisionStatus
 from springtide.core.status.search import SearchStatus, StreamStatus
 
 
@@ -159,8 +160,9 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     `capacity_per_s` is what one replica answers within the objective, `wanted_replicas` how many the co-scaler wants
     by it. `cold_start_s` is what the newest start was made of: seconds by phase (`schedule`, `spawn`, `import`, `load`
     of the replica, and `first_answer`, from ready to the first answer that went out). `rolled_back` says which version
-    was given up for the one before it, and why; `old_revision` which one answers until `revision` is ready. Each
-    replica holds `share` of `devices_each` devices.
+    was given up for the one before it, and why; `old_revision` is the one whose replicas those of `revision` replace,
+    and `releasing` a newer one that does not get all requests yet, `revisions` all that it knows. Each replica holds
+    `share` of `devices_each` devices.
     """
 
     service_id: str
@@ -190,6 +192,8 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     pods: tuple[PodStatus, ...] = ()
     rolled_back: str = ""
     old_revision: int | None = None
+    releasing: int | None = None
+    revisions: tuple[RevisionStatus, ...] = ()
     env: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()

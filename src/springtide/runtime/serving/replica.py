@@ -41,6 +41,9 @@ from springtide.serving.schema import ServiceSchema, call_decoder, derive_schema
 
 _LOG = logging.getLogger("springtide.replica")
 _ACKNOWLEDGE_S = 5.0
+# A readiness that is true once may be so by chance.
+_NUM_READY = 2
+_PROBE_S = 0.2
 _EXIT_MARGIN_FRACTION = 0.1
 
 
@@ -55,6 +58,23 @@ def load_served_class(entrypoint: Entrypoint) -> type:
             f"{entrypoint.object_name!r} in {Path(entrypoint.source_path).name} is not a class to serve"
         )
     return served
+
+
+def _wait_until(ready: Callable[[], object]) -> None:
+    """Return once `ready` was true twice in a row; the time in which a replica has to start limits how long that takes.
+
+    Whatever it raises ends the start.
+    """
+    num_true, is_told = 0, False
+    while num_true < _NUM_READY:
+        if ready():
+            num_true += 1
+            continue
+        num_true = 0
+        if not is_told:
+            _LOG.warning("ready() is false; this replica gets no requests until it is true")
+            is_told = True
+        time.sleep(_PROBE_S)
 
 
 class ServedUserModel:
@@ -84,10 +104,17 @@ class ServedUserModel:
         if params and not hasattr(self._instance, "params"):
             self._instance.params = dict(params)
         load = getattr(self._instance, "load", None)
-        loaded = load() if callable(load) else None
-        if inspect.iscoroutine(loaded):
-            # On the loop of `predict`, because what it opens there belongs to it.
-            (self.loop or asyncio.new_event_loop()).run_until_complete(loaded)
+        if callable(load):
+            self._awaited(load())
+        ready = getattr(self._instance, "ready", None)
+        if callable(ready):
+            _wait_until(lambda: self._awaited(ready()))
+
+    def _awaited(self, value: Any) -> Any:
+        """The value, awaited on the loop of `predict`, because what it opens there belongs to it."""
+        if inspect.iscoroutine(value):
+            return (self.loop or asyncio.new_event_loop()).run_until_complete(value)
+        return value
 
     def start(self, call: bytes) -> Any:
         """The generator or the coroutine of a call's `predict`. Raises InvalidCall."""

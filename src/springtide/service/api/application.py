@@ -22,6 +22,7 @@ from springtide.service.api.content_routes import content_routes
 from springtide.service.api.limits import RequestLimits
 from springtide.service.api.live_updates import LiveStreams
 from springtide.service.api.move_routes import move_routes
+from springtide.service.api.release_routes import release_routes
 from springtide.service.api.sessions import BrowserSessions, login_routes
 from springtide.service.api.state_routes import cluster_routes, pool_routes, quote_routes, share_routes
 from springtide.service.history.history import HistoryIndex
@@ -84,6 +85,7 @@ def build_api(
     for group in (routes.platform_routes, routes.job_routes, routes.service_routes, routes.workload_routes):
         app.include_router(group(context))
     app.include_router(quote_routes(platform, quotes))
+    app.include_router(release_routes(context))
     app.include_router(move_routes(context, JobMoves(platform, quotes)))
     app.include_router(pool_routes(pools))
     app.include_router(share_routes(shares))

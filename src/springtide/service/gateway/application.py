@@ -3,7 +3,9 @@
 `POST /f/{name}` takes a JSON object {"parameter": value, ...}, or a bare list for the only parameter, and answers
 {"outputs": what predict returned}. If a replica dies before it has answered, the request is sent to another one once:
 predict is assumed to be idempotent. An error is {"error": {"code", "message"}}, on v2 paths {"error": sentence}. The
-header `X-Springtide` of an answer holds the time in the queue, the cold start, the batch size and the replica's share.
+header `X-Springtide` of an answer holds the time in the queue, the cold start, the batch size and the replica's share,
+`X-Springtide-Revision` the revision that answered. With that header, or at `/f/{name}@{revision}`, a request names its
+revision; all with the same `X-Springtide-Session` go to the same one while several answer.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from springtide.service.gateway.applications import (
 )
 from springtide.service.gateway.described import gateway_paths
 from springtide.service.gateway.endpoint import (
+    ANSWERED_BY,
     SEND_TIMEOUT_S,
     Endpoint,
     Handler,
@@ -43,6 +46,7 @@ from springtide.service.gateway.metrics import GatewayMetrics
 from springtide.service.gateway.protocol import InferenceProtocol
 from springtide.service.gateway.queue import ServiceQueue
 from springtide.service.gateway.requests import GatewayReply, until_disconnected
+from springtide.service.gateway.revisions import RevisionGone, ServiceRevisions, gone_for_good
 from springtide.serving.events import EVENT_STREAM, JSON_LINES
 from springtide.serving.frames import HttpHead
 from springtide.serving.router import ReplicaRoute, ServiceRoute
@@ -56,6 +60,9 @@ _TICK_S = 1.0
 _MAX_LISTED_NAMES = 20
 # What stands between must neither keep the parts back nor answer with old ones.
 _STREAM_HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
+_MAX_DIGITS = 9
+_REVISION = b"x-springtide-revision"
+_SESSION = b"x-springtide-session"
 
 
 class Gateway:
@@ -79,8 +86,8 @@ class Gateway:
         self._lock = threading.Lock()
         self._routes: tuple[ServiceRoute, ...] = ()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._queues: dict[str, ServiceQueue] = {}
-        self._closing: list[ServiceQueue] = []
+        self._services: dict[str, ServiceRevisions] = {}
+        self._closing: list[ServiceRevisions] = []
         self._ticker: asyncio.Task[None] | None = None
         self._is_open = False
 
@@ -109,9 +116,9 @@ class Gateway:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
-        for queue in [*self._queues.values(), *self._closing]:
-            queue.abort()
-        self._queues.clear()
+        for service in [*self._services.values(), *self._closing]:
+            service.abort()
+        self._services.clear()
         # Transports need a few iterations of the event loop to close.
         for _ in range(3):
             await asyncio.sleep(0)
@@ -134,61 +141,69 @@ class Gateway:
 
     def num_ready(self, name: str) -> int:
         """How many replicas of the named service are connected and can take work."""
-        queue = self._queues.get(name)
-        return 0 if queue is None else queue.num_ready
+        service = self._services.get(name)
+        return 0 if service is None else service.num_ready
 
     def first_answer_s(self, name: str) -> float | None:
         """Seconds from ready to the first answer when the named service last started from zero replicas."""
-        queue = self._queues.get(name)
-        return None if queue is None else queue.first_answer_s
+        service = self._services.get(name)
+        return None if service is None else service.present.first_answer_s
 
     def openapi_paths(self) -> dict[str, Any]:
         """The OpenAPI `paths` of the protocols and the deployed services."""
-        return gateway_paths({name: queue.schema for name, queue in self._queues.items()})
+        return gateway_paths({name: service.answering().schema for name, service in self._services.items()})
 
     def _apply(self) -> None:
         if not self._is_open:
             return
+        routes: dict[str, list[ServiceRoute]] = {}
         with self._lock:
-            routes = {route.service.name: route for route in self._routes}
-        for name, queue in list(self._queues.items()):
-            route = routes.get(name)
-            if route is None or route.service.service_id != queue.service.service_id:
-                del self._queues[name]
-                queue.close(NotFound(f"the service {name!r} was removed"))
-                self._closing.append(queue)
-        for name, route in routes.items():
-            if name in self._queues:
-                self._queues[name].apply(route)
+            for route in self._routes:
+                routes.setdefault(route.service.name, []).append(route)
+        for name, service in list(self._services.items()):
+            known = routes.get(name)
+            if known is None or known[0].service.service_id != service.present.service.service_id:
+                del self._services[name]
+                service.close(NotFound(f"the service {name!r} was removed"))
+                self._closing.append(service)
+        for name, of_service in routes.items():
+            if name in self._services:
+                self._services[name].apply(of_service)
             else:
-                self._queues[name] = ServiceQueue(route, self._metrics, self._post)
+                self._services[name] = ServiceRevisions(of_service, self._metrics, self._post)
+
+    @property
+    def _queues(self) -> dict[str, ServiceQueue]:
+        """The queue of each service that tells about it."""
+        return {name: service.answering() for name, service in self._services.items()}
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            for queue in self._queues.values():
-                queue.tick(loop.time())
-            self._closing = [queue for queue in self._closing if queue.is_busy]
+            for service in self._services.values():
+                service.tick(loop.time())
+            self._closing = [service for service in self._closing if service.is_busy]
             await asyncio.sleep(_TICK_S)
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
-        name = scope["path_params"].get("name")
-        if name in self._queues and (scope["method"] == "POST" or "path" in scope["path_params"]):
+        name = scope["path_params"].get("name", "").partition("@")[0]
+        if name in self._services and (scope["method"] == "POST" or "path" in scope["path_params"]):
             # Only deployed services become labels, because callers can put any name into a path.
             self._metrics.answered(name, status, seconds)
 
     def _queue(self, scope: Scope) -> ServiceQueue:
-        name = scope["path_params"]["name"]
-        queue = self._queues.get(name)
-        if queue is None:
+        """The queue for a request: of the revision that it names, or else of one that is chosen. Raises NotFound."""
+        name = scope["path_params"]["name"].partition("@")[0]
+        service = self._services.get(name)
+        if service is None:
             validate_name(name, "service")
-            known = sorted(self._queues)
+            known = sorted(self._services)
             listed = ", ".join(known[:_MAX_LISTED_NAMES]) + (", ..." if len(known) > _MAX_LISTED_NAMES else "")
             raise NotFound(f"there is no service {name!r}; " + (f"there is: {listed}" if known else "none is deployed"))
-        version = scope["path_params"].get("version")
-        if version is not None and version != str(queue.service.revision):
-            raise NotFound(f"{name!r} is served as version {queue.service.revision}, not {version!r:.20}")
-        return queue
+        revision = _revision_of(scope)
+        if revision is not None:
+            return service.pinned(revision)
+        return service.chosen(header_of(scope, _SESSION)) if scope["method"] == "POST" else service.answering()
 
     async def _submit(
         self,
@@ -199,20 +214,30 @@ class Gateway:
         http: HttpHead | None = None,
     ) -> tuple[GatewayReply, Headers]:
         """Return a successful answer and its headers. Raises the error to answer with."""
-        answer = await queue.submit(
-            prepare,
-            self._timeout_s(scope),
-            lambda: until_disconnected(receive),
-            accepts_sse=_accepts_sse(scope),
-            http=http,
-        )
-        headers = (_springtide_header(answer, queue.service.share),)
-        if answer.outcome.status != "ok":
-            sentence = answer.outcome.body.decode("utf-8", "replace")
-            if answer.outcome.status == "invalid":
-                raise InvalidRequest(f"the call does not fit the parameters of predict: {sentence}")
-            failed = "predict" if http is None else "the application"
-            raise HttpError(500, f"{failed} failed: {sentence}", headers)
+        service, loop = self._services[queue.service.name], asyncio.get_running_loop()
+        began_s, timeout_s = loop.time(), self._timeout_s(scope)
+        try:
+            while True:
+                try:
+                    answer = await queue.submit(
+                        prepare,
+                        began_s + timeout_s - loop.time(),
+                        lambda: until_disconnected(receive),
+                        accepts_sse=_accepts_sse(scope),
+                        http=http,
+                    )
+                    break
+                except RevisionGone:
+                    if _revision_of(scope) is not None:
+                        raise gone_for_good(queue) from None
+                    queue = self._queue(scope)
+            headers = (_springtide_header(answer, queue.service.share), (_REVISION, b"%d" % queue.service.revision))
+            _raise_failure(answer, headers, http)
+        except BaseException as error:
+            service.answered(queue, loop.time() - began_s, error)
+            raise
+        service.answered(queue, loop.time() - began_s, None)
+        scope[ANSWERED_BY] = queue
         return answer, headers
 
     async def _call(self, scope: Scope, receive: Receive) -> HttpReply:
@@ -288,6 +313,16 @@ class Gateway:
         return HttpReply(200, msgspec.json.encode(description))
 
 
+def _raise_failure(answer: GatewayReply, headers: Headers, http: HttpHead | None) -> None:
+    """Raise the error that stands for an answer which says that the call failed."""
+    if answer.outcome.status == "ok":
+        return
+    sentence = answer.outcome.body.decode("utf-8", "replace")
+    if answer.outcome.status == "invalid":
+        raise InvalidRequest(f"the call does not fit the parameters of predict: {sentence}")
+    raise HttpError(500, f"{'predict' if http is None else 'the application'} failed: {sentence}", headers)
+
+
 def _accepts_sse(scope: Scope) -> bool:
     """Whether the client asks for server-sent events, and not for less than that."""
     given = header_of(scope, b"accept")
@@ -295,6 +330,18 @@ def _accepts_sse(scope: Scope) -> bool:
         return False
     accepted = given.decode("latin-1").lower()
     return any(part.partition(";")[0].strip() == EVENT_STREAM for part in accepted.split(","))
+
+
+def _revision_of(scope: Scope) -> int | None:
+    """The revision that a request names, in its path or in a header; None if it leaves it open."""
+    params = scope["path_params"]
+    header = header_of(scope, _REVISION)
+    named = params.get("version") or params["name"].partition("@")[2] or (header or b"").decode("latin-1")
+    if not named and "@" not in params["name"] and header is None:
+        return None
+    if not named.isdigit() or not named.isascii() or len(named) > _MAX_DIGITS:
+        raise NotFound(f"a revision is a number, not {named!r:.20}")
+    return int(named)
 
 
 def _springtide_header(answer: GatewayReply, share: Share | None) -> tuple[bytes, bytes]:

@@ -20,7 +20,10 @@ def http_head(scope: Scope) -> HttpHead:
     """The head of the request as the application gets it."""
     headers = [(name, _cookies(value) if name == b"cookie" else value) for name, value in scope["headers"]]
     passed = tuple((name, value) for name, value in headers if name not in _NOT_PASSED and (value or name != b"cookie"))
-    return HttpHead(scope["method"], scope.get("scheme", "http"), scope["path"], scope["query_string"], passed)
+    # A revision that is named in the path is none of the application's business.
+    named, path = scope["path_params"]["name"], scope["path"]
+    path = path.replace(f"/f/{named}", f"/f/{named.partition('@')[0]}", 1)
+    return HttpHead(scope["method"], scope.get("scheme", "http"), path, scope["query_string"], passed)
 
 
 def application_headers(start: HttpStart) -> tuple[tuple[bytes, bytes], ...]:

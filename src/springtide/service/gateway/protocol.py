@@ -16,6 +16,7 @@ import springtide
 from springtide.core.errors import InvalidRequest
 from springtide.service.gateway.applications import refuse_application
 from springtide.service.gateway.endpoint import (
+    ANSWERED_BY,
     Handler,
     Headers,
     HttpError,
@@ -195,6 +196,7 @@ class InferenceProtocol:
             return check_call(schema, encoded, arguments)
 
         answer, headers = await self._submit(queue, scope, receive, prepare)
+        queue = scope[ANSWERED_BY]
         assert queue.schema is not None, "a replica sends its schema before it answers"
         service, schema = queue.service, queue.schema
         outputs = msgspec.json.decode(answer.outcome.body)

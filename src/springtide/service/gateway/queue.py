@@ -260,13 +260,17 @@ class ServiceQueue:
         A request that a draining replica returns unanswered from now on fails with `error` too.
         """
         self._closed = error
-        for pending in list(self._pendings.values()):
-            if not pending.is_sent:
-                self._fail(pending, error)
+        self.hand_over(error)
         for client in list(self._clients.values()):
             self._retire(client)
         if self._timer is not None:
             self._timer.cancel()
+
+    def hand_over(self, error: SpringtideError) -> None:
+        """Fail with `error` all requests that no replica has."""
+        for pending in list(self._pendings.values()):
+            if not pending.is_sent:
+                self._fail(pending, error)
 
     def abort(self) -> None:
         """Close every connection at once."""
@@ -440,7 +444,7 @@ class ServiceQueue:
 
     def _count_in_flight(self, change: int) -> None:
         self._num_in_flight += change
-        self._in_flight_gauge.set(self._num_in_flight)
+        self._in_flight_gauge.inc(change)
 
     def _on_ready(self, client: ReplicaClient, schema: ServiceSchema) -> None:
         now_s = self._loop.time()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from springtide.control.records import ReplicaState, ServiceRecord, ServiceState
+from springtide.control.records import ReplicaRecord, ReplicaState, ServiceRecord, ServiceState
+from springtide.control.releases.steps import is_left, version_of
 from springtide.core.workload import WorkloadId
 from springtide.service.platform import PlatformView
 from springtide.serving.router import ReplicaRoute, ServiceRoute
@@ -22,26 +23,44 @@ def service_routes(
     `token_of` returns the secret that a service's replicas share with the gateway (empty where their addresses are
     private), `waits_of` the backend's reason why requested replicas do not start, if it knows one.
     """
-    return [
-        ServiceRoute(
-            service=record.service,
-            replicas=tuple(
-                ReplicaRoute(
-                    replica_id=replica.replica_id,
-                    address=replica.address,
-                    is_ready=replica.state is ReplicaState.READY,
-                    token=token_of(record.service.service_id),
-                )
-                for replica in record.replicas
-                if replica.state is not ReplicaState.STOPPING
-            ),
-            failure=record.reason if record.state is ServiceState.FAILED else "",
-            waits=_waits(record, view) or waits_of(record.service.service_id),
-            waits_s=_waits_s(record, view),
+    routes: list[ServiceRoute] = []
+    for record in view.services.values():
+        if record.is_removed:
+            continue
+        token, by_revision = token_of(record.workload_id), _by_revision(record)
+        present = by_revision.pop(record.service.revision, [])
+        routes.append(
+            ServiceRoute(
+                service=record.service,
+                replicas=_replica_routes(present, token),
+                failure=record.reason if record.state is ServiceState.FAILED else "",
+                waits=_waits(record, view) or waits_of(record.workload_id),
+                waits_s=_waits_s(record, view),
+            )
         )
-        for record in view.services.values()
-        if not record.is_removed
-    ]
+        release = record.release
+        for revision, replicas in by_revision.items():
+            if any(replica.is_ready for replica in replicas):
+                terms = release.terms if release is not None and release.revision == revision else None
+                service = version_of(record, revision)
+                routes.append(ServiceRoute(service=service, replicas=_replica_routes(replicas, token), terms=terms))
+    return routes
+
+
+def _by_revision(record: ServiceRecord) -> dict[int, list[ReplicaRecord]]:
+    """The replicas that may get requests, by revision: those of one that is not known any more count as present."""
+    found: dict[int, list[ReplicaRecord]] = {}
+    for replica in record.replicas:
+        if replica.state is not ReplicaState.STOPPING and not is_left(record, replica):
+            found.setdefault(version_of(record, replica.revision).revision, []).append(replica)
+    return found
+
+
+def _replica_routes(replicas: Iterable[ReplicaRecord], token: str) -> tuple[ReplicaRoute, ...]:
+    return tuple(
+        ReplicaRoute(replica_id=replica.replica_id, address=replica.address, is_ready=replica.is_ready, token=token)
+        for replica in replicas
+    )
 
 
 def _waits(record: ServiceRecord, view: PlatformView) -> str:

@@ -239,7 +239,15 @@ class HistoryIndex:
         if track is None:
             self._track(service.service_id, _Track(name=service.name, kind="service"))
         bounds = f"{service.min_replicas}..{service.max_replicas} replicas"
-        self._write(service.service_id, "deployed", f"{'deployed' if track is None else 'deployed again'}: {bounds}")
+        how = "deployed" if track is None else "deployed again"
+        if event.is_rollback:
+            how = f"its owner asked for revision {service.revision} again"
+        self._write(service.service_id, "deployed", f"{how}: {bounds}")
+
+    @_record.register
+    def _(self, event: events.RevisionJudged) -> None:
+        verdict = "gets all requests" if event.is_good else "gets no requests any more"
+        self._write(event.service_id, "judged", f"revision {event.revision} {verdict}: {event.reason}")
 
     @_record.register
     def _(self, event: events.CancelRequested) -> None:

@@ -8,6 +8,7 @@ from springtide.backends.kubernetes.resources.from_object import workload_name
 from springtide.backends.kubernetes.resources.status import Condition
 from springtide.backends.kubernetes.resources.status_schema import ConditionType, Reason
 from springtide.control.records import ServiceRecord
+from springtide.control.releases.steps import release_text
 from springtide.core.errors import SpringtideError
 from springtide.core.workload import WorkloadId
 from springtide.service.ports import PlatformLike
@@ -124,7 +125,9 @@ def _applied(record: ServiceRecord | None) -> Condition:
     """Whether what answers is what the object says now: not yet while replicas of an older revision do."""
     if record is not None and record.rolled_back:
         return Condition(ConditionType.APPLIED, False, Reason.CHANGE_REFUSED, record.rolled_back)
+    if record is not None and record.release is not None:
+        return Condition(ConditionType.APPLIED, False, Reason.STARTING, release_text(record))
     if record is not None and record.old_revision is not None:
-        text = f"revision {record.old_revision} answers until revision {record.service.revision} is ready"
+        text = f"revision {record.service.revision} replaces the replicas of revision {record.old_revision}"
         return Condition(ConditionType.APPLIED, False, Reason.STARTING, text)
     return Condition(ConditionType.APPLIED, True, Reason.IN_FORCE, "all of the spec is in force")

@@ -46,6 +46,7 @@ from springtide.service.submission.schemas import (
     ContainerIn,
     JobIn,
     JobSourceIn,
+    RollbackIn,
     ScaleIn,
     ServiceIn,
     ServiceSourceIn,
@@ -114,6 +115,12 @@ class ResourceSubmission:
         """Create or change the service's object and deploy it. Raises InvalidRequest, Conflict, BackendError."""
         validate_name(name, "the service's name")
         check_service(request)
+        if request.release.canary or request.release.when_full == "stop-first":
+            raise InvalidRequest(
+                f"{name} is an object of the cluster: its new revision starts beside the present one, waits for a "
+                "device where none is free, and gets all requests once it is ready; leave release.canary and "
+                "stop-first out"
+            )
         check_for_pods(request.options)
         self._check_source(request.source)
         if request.source.folder is not None:
@@ -152,6 +159,13 @@ class ResourceSubmission:
         except InvalidRequest:
             self._objects.replace_spec(INFERENCE_FUNCTION.name, key_of(before), before)
             raise
+
+    def roll_back(self, name: str, request: RollbackIn) -> ServiceRecord:
+        """Give up what is being released. Raises NotFound, Conflict: the object says which revision is wanted."""
+        record = find_service(self._platform.view(), name)
+        if record.service.container is not None and (record.release is None or request.revision is not None):
+            raise Conflict(f"{name} is an object of the cluster, which says what it is: change it back there")
+        return self._direct.roll_back(name, request)
 
     def remove_service(self, name: str) -> ServiceRecord:
         """Remove a service and its object. Raises NotFound."""

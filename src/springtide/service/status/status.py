@@ -29,6 +29,7 @@ from springtide.service.ports import ViewLike
 from springtide.service.status.adaptation import adaptation_of, num_samples_left, progress_of
 from springtide.service.status.environment_evidence import environment_fields, making_reason
 from springtide.service.status.pools import node_statuses, pool_statuses
+from springtide.service.status.revisions import revision_statuses
 from springtide.service.status.search_reports import stream_status
 from springtide.service.status.sharing import SharingReports
 
@@ -297,6 +298,8 @@ def service_status(
         reason=making_reason(record) or record.reason,
         rolled_back=record.rolled_back,
         old_revision=record.old_revision,
+        releasing=None if record.release is None else record.release.revision,
+        revisions=revision_statuses(record),
         deployed_at_s=record.deployed_at_s,
         device_seconds=record.attained_service_s(now_s),
         enforced=enforced,

@@ -8,6 +8,7 @@ import threading
 import time
 
 from springtide.control.records import ServiceRecord
+from springtide.control.releases.steps import newest_of
 from springtide.core.errors import Conflict, InvalidRequest, SpringtideError, StorageError
 from springtide.core.workload import InferenceService, JobFolder, WorkloadId
 from springtide.service.lookup import job_of_id
@@ -113,10 +114,12 @@ def _folders_of(record: ServiceRecord) -> list[JobFolder]:
 
 
 def _versions(record: ServiceRecord | None) -> list[InferenceService]:
-    """The newest version of a service, the proven one, and the one that was given up for it."""
+    """The revisions of a service of which replicas may still start, also after a rollback, or that were given up."""
     if record is None or record.is_removed:
         return []
-    return [each for each in (record.service, record.proven, record.refused) if each is not None]
+    retired = [each.service for each in record.past if each.state == "retired"]
+    known = (record.service, record.proven, record.refused, *retired)
+    return [each for each in (*known, newest_of(record)) if each is not None]
 
 
 class FolderSweep:

@@ -1,15 +1,23 @@
-"""Guarantees of services: a minimum of replicas, as long as the platform has devices for all minimums together."""
+"""What a service is promised: a minimum of replicas beside those of others, and room for a new revision."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from springtide.control.quotes.minimum import ask_minimum
-from springtide.core.errors import Conflict
+from springtide.control.records import ServiceRecord
+from springtide.control.releases.parts import Release
+from springtide.control.releases.steps import can_release, newest_of
+from springtide.control.snapshot_views import present_replicas, view_service
+from springtide.core.errors import Conflict, InvalidRequest, NoRoomBeside, NotFound
 from springtide.core.quantities import format_duration
 from springtide.core.shares import TOLERANCE, Share
-from springtide.core.workload import InferenceService, WorkloadId
+from springtide.core.workload import InferenceService, ReleaseTerms, WorkloadId
 from springtide.service.ports import PlatformLike, ViewLike
+from springtide.service.submission.schemas import ReleaseIn
+from springtide.serving.canary import parse_watch
 
 # A refusal names at most so many jobs.
 NUM_NAMED = 3
@@ -76,6 +84,69 @@ def check_promises(platform: PlatformLike, service: InferenceService, minimum: i
         f"ask for a minimum of at most {answer.most}, like --scale {answer.most}..{max(1, minimum)}{later}, or start "
         "the platform with more devices"
     )
+
+
+def terms_of(release: ReleaseIn) -> ReleaseTerms:
+    """The terms that a request asks for. Raises InvalidRequest."""
+    rules = parse_watch(release.watch) if release.watch else ()
+    if rules and not release.canary:
+        raise InvalidRequest(
+            f"watch {release.watch!r} judges a canary; say what part of the requests that gets, like --canary 10%"
+        )
+    return ReleaseTerms(
+        canary=release.canary,
+        watch=rules,
+        watch_for_s=release.watch_for_s,
+        stop_first=release.when_full == "stop-first",
+    )
+
+
+def check_room_beside(platform: PlatformLike, known: ServiceRecord | None, service: InferenceService) -> None:
+    """Raise NoRoomBeside if the policy has no device for a new revision beside the present one.
+
+    What the policy takes from others for it, by its own rules, counts as had.
+    """
+    if known is None or not known.is_served or not can_release(known, service):
+        return
+    if newest_of(known) == replace(service, revision=newest_of(known).revision):
+        return
+    snapshot = platform.snapshot()
+    asked = replace(known, release=Release(service=service, began_at_s=snapshot.now_s))
+    view = view_service(asked, snapshot.now_s)
+    others = tuple(each for each in snapshot.services if each.service.service_id != known.workload_id)
+    plan = platform.make_policy().decide(replace(snapshot, services=(*others, view)))
+    planned = plan.allocations.get(known.workload_id)
+    num_planned = 0 if planned is None else planned.num_devices // service.devices_each
+    if num_planned > present_replicas(asked, snapshot.now_s):
+        return
+    took_s = sum(known.start_phases_s.values())
+    took = f"its last start took {format_duration(took_s)}" if took_s else "how long its start takes is not known"
+    raise NoRoomBeside(
+        f"no device can be had beside revision {known.service.revision} of {known.service.name!r}: the new one "
+        f"could start only in its place. {took}; meanwhile requests wait, at most {known.service.max_queue} of them, "
+        "and further ones are answered 429; if it fails, the present one starts again. --when-full stop-first does "
+        "that, --when-full borrow waits for a device"
+    )
+
+
+def revision_to_restore(record: ServiceRecord, revision: int | None) -> InferenceService:
+    """The revision to roll back to: that number, or else the one that was replaced last. Raises Conflict, NotFound."""
+    name, present = record.service.name, record.service.revision
+    if revision == present or (revision is None and record.release is not None):
+        return record.service
+    retired = {each.service.revision: each.service for each in record.past if each.state == "retired"}
+    listed = ", ".join(str(number) for number in retired)
+    if revision is None:
+        if not retired:
+            raise Conflict(f"{name!r} has no revision before {present} to roll back to")
+        return list(retired.values())[-1]
+    if revision in retired:
+        return retired[revision]
+    known = next((each for each in record.past if each.service.revision == revision), None)
+    offer = f"; it can go back to {listed}" if listed else "; it has none to go back to"
+    if known is not None:
+        raise Conflict(f"revision {revision} of {name!r} never answered: {known.reason}{offer}")
+    raise NotFound(f"{name!r} has no revision {revision}{offer}")
 
 
 def _weight(share: Share | None) -> float:

@@ -170,12 +170,41 @@ class MoveIn(RequestModel):
     )
 
 
+class ReleaseIn(RequestModel):
+    """How a new revision of a service that answers gets its requests."""
+
+    canary: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = Field(
+        default=0.0, description="the fraction of the requests that it gets first; 0: all as soon as it is ready"
+    )
+    watch: str = Field(
+        default="",
+        max_length=256,
+        description="rules that its requests are held to while it is a canary: p99<200ms,errors<1%",
+    )
+    watch_for_s: Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)] = Field(
+        default=600.0, description="after so long as a canary it gets all requests; 0: stays until its owner decides"
+    )
+    when_full: Literal["borrow", "stop-first", "refuse"] = Field(
+        default="borrow",
+        description="where no device is free beside the present revision: wait for one that others can give up, stop "
+        "replicas of the present one first, or refuse",
+    )
+
+
+class RollbackIn(RequestModel):
+    """The body of POST /v1/services/{name}/rollback."""
+
+    revision: int | None = Field(default=None, ge=1, description="a retired one; null: the one before the present")
+    release: ReleaseIn = ReleaseIn()
+
+
 class ServiceIn(RequestModel):
     """The body of PUT /v1/services/{name}."""
 
     source: ServiceSourceIn
     options: ServiceOptionsIn = ServiceOptionsIn()
     container: ContainerIn | None = None
+    release: ReleaseIn = ReleaseIn()
 
 
 class ScaleIn(RequestModel):
@@ -216,6 +245,7 @@ REQUEST_MODELS: tuple[type[BaseModel], ...] = (
     MoveIn,
     ResumeIn,
     ServiceIn,
+    RollbackIn,
     ScaleIn,
     ShutdownIn,
     Problem,

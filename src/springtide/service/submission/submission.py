@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from springtide.control.quotes.budget import money
 from springtide.control.quotes.confidence import SpeedRisk
 from springtide.control.records import JobRecord, ServiceRecord
+from springtide.control.releases.steps import last_revision, newest_of
 from springtide.core.containers import ContainerSettings
 from springtide.core.decoding import convert
 from springtide.core.errors import Conflict, InvalidRequest
@@ -22,6 +23,7 @@ from springtide.core.events import (
     JobSubmitted,
     PauseRequested,
     ResumeRequested,
+    RevisionJudged,
     ScaleRequested,
     ServiceDeployed,
 )
@@ -51,7 +53,13 @@ from springtide.service.submission.experience import Experience, experience_of, 
 from springtide.service.submission.folders import FolderSweep, drop_folders, folder_of, shared_folder
 from springtide.service.submission.function_checks import check_container, check_functions, check_no_container
 from springtide.service.submission.function_menus import keep_layers, menus_of
-from springtide.service.submission.guarantees import check_guarantee, check_promises
+from springtide.service.submission.guarantees import (
+    check_guarantee,
+    check_promises,
+    check_room_beside,
+    revision_to_restore,
+    terms_of,
+)
 from springtide.service.submission.job_edits import check_goal
 from springtide.service.submission.option_models import (
     JobOptionsIn,
@@ -64,6 +72,7 @@ from springtide.service.submission.option_models import (
 from springtide.service.submission.request_digest import digest, is_of_request, request_digest
 from springtide.service.submission.schemas import (
     JobIn,
+    RollbackIn,
     ScaleIn,
     ServiceIn,
     adaptive_batch,
@@ -73,7 +82,7 @@ from springtide.service.submission.schemas import (
 )
 from springtide.service.submission.shares import check_devices, check_parts, check_share, share_of, speed_text
 from springtide.service.submission.unfinished import check_unfinished
-from springtide.storage.secrets import keep_secrets
+from springtide.storage.secrets import are_kept, keep_secrets
 
 MAX_KEY_CHARS = 255
 _SETTLE_S = 2.0
@@ -184,6 +193,7 @@ class SubmissionService:
         """
         validate_name(name, "the service's name")
         check_service(request)
+        terms = terms_of(request.release)
         check_container(request.container, has_pods=container is not None)
         sources.check_source(request.source)
         import_root = self._platform.source_store.import_root(request.source.import_root)
@@ -209,23 +219,59 @@ class SubmissionService:
                 name=name,
                 entrypoint=sources.entrypoint_of(request.source, address, import_root, folder),
                 # The controller raises the revision if anything else has changed, of one that is in its state.
-                revision=1 if old is None else old.service.revision + (1 if old.is_removed else 0),
+                revision=1 if old is None else last_revision(old) + (1 if old.is_removed else 0),
                 share=share,
                 container=container,
                 secrets=keep_secrets(
                     self._platform.workload_dir(service_id),
                     options.secrets,
-                    None if old is None else old.service.secrets,
+                    None if old is None else newest_of(old).secrets,
                 ),
                 packages=packages_of(options),
                 **copied(options, SERVICE_OPTIONS, "workload"),
             )
             check_promises(self._platform, service, service.min_replicas)
+            if request.release.when_full == "refuse":
+                check_room_beside(self._platform, view.services.get(service_id), service)
             source_store.write(place, request.source)
-            deployed = ServiceDeployed(service=service, first_replica=0 if old is None else old.next_replica)
+            first_replica = 0 if old is None else old.next_replica
+            deployed = ServiceDeployed(service=service, first_replica=first_replica, terms=terms)
             record = self._apply(deployed).services[service_id]
             drop_folders(record, source_store)
         return record
+
+    def roll_back(self, name: str, request: RollbackIn) -> ServiceRecord:
+        """Release an earlier revision of a service again, as a new one is. Raises NotFound, Conflict, InvalidRequest.
+
+        Rolled back to the present one, a newer one that is being released is given up.
+        """
+        terms = terms_of(request.release)
+        with self._exclusive("services"):
+            record = find_service(self._platform.view(), name)
+            wanted = revision_to_restore(record, request.revision)
+            if wanted.revision == record.service.revision:
+                if record.release is None:
+                    return record
+                event: Event = RevisionJudged(
+                    service_id=record.workload_id,
+                    revision=record.release.revision,
+                    is_good=False,
+                    reason="its owner rolled it back",
+                )
+                return self._apply(event).services[record.workload_id]
+            held = wanted.secrets
+            if held is not None and not are_kept(self._platform.workload_dir(record.workload_id), held):
+                raise Conflict(
+                    f"the values of the secrets of revision {wanted.revision} were removed when it was replaced; "
+                    "deploy it again with them"
+                )
+            check_guarantee(
+                self._platform.view(), record.workload_id, wanted.min_replicas, wanted.share, wanted.devices_each
+            )
+            if request.release.when_full == "refuse":
+                check_room_beside(self._platform, record, wanted)
+            event = ServiceDeployed(service=wanted, terms=terms, is_rollback=True)
+            return self._apply(event).services[record.workload_id]
 
     def remove_service(self, name: str) -> ServiceRecord:
         """Drain a service and remove it. Raises NotFound."""
