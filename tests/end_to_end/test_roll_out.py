@@ -190,6 +190,37 @@ def test_a_canary_that_fails_in_predict_is_rolled_back_by_its_own_answers(platfo
     assert set(caller.answers) == {2.0, 4.0}
 
 
+COUNTS = """
+import time
+
+class Echo:
+    def predict(self, count: int):
+        for number in range(count):
+            time.sleep(0.1)
+            yield FACTOR * number
+"""
+
+
+def test_a_stream_goes_on_to_its_end_while_new_versions_take_over(platform):
+    live = platform(slots=2)
+    deploy(live, COUNTS.replace("FACTOR", "1"))
+    with live.http.stream("POST", "/f/echo", json={"count": 40}) as answer:
+        lines = answer.iter_lines()
+        numbers = [int(next(lines))]
+        for factor in (2, 3):
+            wanted = deploy(live, COUNTS.replace("FACTOR", str(factor)))["releasing"]
+            if factor == 2:
+                wait_for(lambda wanted=wanted: state_of(live, wanted) == "current", 30.0, "it to take over")
+                assert [int(line) for line in _lines(live, 3)] == [0, 2, 4]
+        numbers += [int(line) for line in lines]
+    assert numbers == list(range(40))
+    wait_for(lambda: is_decided(live, 3) and state_of(live, 3) == "current", 60.0, "the last version to take over")
+
+
+def _lines(live: LivePlatform, count: int) -> list[str]:
+    return live.http.post("/f/echo", json={"count": count}).text.split()
+
+
 BROKEN_AT_START = """
     def load(self):
         raise RuntimeError("weights missing")
