@@ -203,7 +203,9 @@ class Gateway:
         revision = _revision_of(scope)
         if revision is not None:
             return service.pinned(revision)
-        return service.chosen(header_of(scope, _SESSION)) if scope["method"] == "POST" else service.answering()
+        # What only describes the service is no request to one of its revisions.
+        is_request = scope["method"] == "POST" or "path" in scope["path_params"]
+        return service.chosen(header_of(scope, _SESSION)) if is_request else service.answering()
 
     async def _submit(
         self,

@@ -97,6 +97,8 @@ class ServiceRevisions:
 
     def chosen(self, key: bytes | None) -> ServiceQueue:
         """The queue for one request; the same for the same `key`, as long as weights and replicas stay."""
+        if not self._beside:
+            return self.present
         drawn = random.random() if key is None else zlib.crc32(key) / 2**32
         new = None if self._new is None or self._new.terms is None else self._beside.get(self._new.service.revision)
         if new is not None and self._new is not None and self._new.terms is not None:
