@@ -18,8 +18,8 @@ from springtide.core.workload import Entrypoint, Goal, TrainingJob
 from springtide.scheduling.registry import make_policy
 
 SOURCE = f"{Path(springtide.__file__).parent}/"
-MAX_FILES = 34
-MAX_MOVES = 400
+MAX_FILES = 35
+MAX_MOVES = 406
 
 
 class CallPath:

@@ -10,7 +10,8 @@ import pytest
 
 from kits.end_to_end.live_platform import ECHO, LivePlatform, ended_after, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+NUM_UPDATES = int(os.environ.get("NUM_UPDATES", "6"))
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240 + 10 * NUM_UPDATES)]
 
 # Loads once there is such a file.
 LOAD = """
@@ -244,13 +245,12 @@ def test_no_request_fails_over_many_updates_broken_ones_among_them(platform, opt
 
     NUM_UPDATES in the environment says how many updates.
     """
-    num_updates = int(os.environ.get("NUM_UPDATES", "6"))
     live = platform(slots=3)
     deploy(live, ECHO.replace("2 *", "100 *"), **options)
     assert call(live) == 100.0
     good = {100.0}
     with OpenLoop(live, per_s=20.0) as load:
-        for number in range(1, num_updates + 1):
+        for number in range(1, NUM_UPDATES + 1):
             factor, kind = 100 + number, number % 3
             text = ECHO.replace("2 *", f"{factor} *")
             text += (NEVER_READY, READY_LATER, BROKEN_AT_START)[kind]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from springtide.core.decision import EMPTY, PoolAllocation, Snapshot
 from springtide.core.workload import WorkloadId
@@ -11,22 +11,24 @@ from springtide.scheduling.placement.relocation import SearchBudget
 from springtide.scheduling.placement.topology import Blocks, Census, Layout, layout_of
 from springtide.scheduling.policies.springtide.capacity import NO_WORKLOAD, StayingJobs
 from springtide.scheduling.policies.springtide.memory import (
-    PAD_S,
     Devices,
     State,
     restore_speed,
     same_devices,
-    slow_down,
 )
-from springtide.scheduling.policies.springtide.moves import Placed, delays, hurry
+from springtide.scheduling.policies.springtide.moves import Placed
 from springtide.scheduling.policies.springtide.packing import Packing
 from springtide.scheduling.policies.springtide.schedules import (
+    accept_places,
+    apply_slowdown,
+    drop_newcomer,
     fits,
     keep_at_lower_speed,
     keep_until_next_change,
     nodes_factor,
     placed_factor,
-    retime,
+    price_changes,
+    scattered_jobs,
     shrink_another,
     start_later,
 )
@@ -75,10 +77,10 @@ def assign_devices(
         wanted = compact if number == 0 else EMPTY
         placed = _choose_places(state, layout, snapshot, counts, spare, fixed, wanted, budget)
         if number == MAX_ROUNDS:
-            _accept_places(state, layout, snapshot, placed, spare)
+            accept_places(state, layout, snapshot, placed, spare)
             break
-        broken = _price_changes(state, layout, snapshot, placed, spare)
-        scattered = _scattered(state, layout, placed)
+        broken = price_changes(state, layout, snapshot, placed, spare)
+        scattered = scattered_jobs(state, layout, placed)
         if not broken and not scattered:
             break
         is_planned_anew = False
@@ -90,7 +92,7 @@ def assign_devices(
             if is_replanned or key not in reservations.entries:
                 continue
             if key in scattered:
-                is_planned_anew |= _apply_slowdown(state, key, layout, placed)
+                is_planned_anew |= apply_slowdown(state, key, layout, placed)
             elif key in state.newcomers and num_adjustments[key] > 1:
                 reservations.drop(key)
         if (
@@ -123,7 +125,7 @@ def _expect_places(state: State, layout: Layout, placed: Placed, settled: Iterab
             continue
         factor = nodes_factor(layout, census.fewest_nodes(count), count)
         if factor < 1.0 and not keep_at_lower_speed(state, entry, factor) and not reservations.plan_anew(entry):
-            _drop(state, key)
+            drop_newcomer(state, key)
 
 
 def _choose_places(
@@ -148,7 +150,7 @@ def _choose_places(
     wanted.update({who: devices for who, devices in state.pinned.items() if len(devices) == counts.get(who)})
     movable = {workload_id for workload_id in spare if workload_id in held} - fixed
     placed = place(counts, snapshot, movable=movable, wanted=wanted, budget=budget)
-    if not _scattered(state, layout, placed):
+    if not scattered_jobs(state, layout, placed):
         return placed
     movable |= {WorkloadId(key) for key in _movable_jobs(state.reservations)} - fixed
     placed = place(counts, snapshot, movable=movable, wanted=wanted, budget=budget)
@@ -181,7 +183,7 @@ def _pack(
     budget: SearchBudget,
 ) -> Placed:
     """Move other jobs out of aligned blocks for the jobs that would be scattered over more nodes than they need."""
-    scattered = [who for key in _scattered(state, layout, placed) if (who := WorkloadId(key)) not in fixed]
+    scattered = [who for key in scattered_jobs(state, layout, placed) if (who := WorkloadId(key)) not in fixed]
     if not scattered:
         return placed
     # A job that starts or changes its size now does not pay more for other devices.
@@ -219,42 +221,6 @@ def _pack(
     return result
 
 
-def _accept_places(
-    state: State, layout: Layout, snapshot: Snapshot, placed: Placed, spare: Container[WorkloadId]
-) -> None:
-    """Change the schedules to what their places cost, at the same sizes. A newcomer that would miss its deadline there
-    is dropped; nothing has been promised to it yet."""
-    reservations, now_s = state.reservations, state.reservations.now_s
-    waits_s = delays(state, snapshot, placed) if snapshot.allocations else EMPTY
-    for key, entry in list(reservations.entries.items()):
-        allocation = placed.get(WorkloadId(key))
-        if allocation is None or same_devices(state.devices.get(WorkloadId(key)), allocation.device_ids):
-            continue
-        restore_speed(state, entry)
-        slow_down(state, entry, placed_factor(layout, allocation.device_ids))
-        remaining = [run for run in entry.runs if run.end_s > now_s]
-        wait_s = waits_s.get(WorkloadId(key), 0.0)
-        cost_s = _change_cost_s(state, layout, allocation) + wait_s
-        runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs)
-        is_held_up = wait_s and entry.is_promised and not fits(reservations, entry, runs)
-        if is_held_up and hurry(state, snapshot, placed, spare, key):
-            waits_s = delays(state, snapshot, placed)
-            cost_s += waits_s.get(WorkloadId(key), 0.0) - wait_s
-            runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs)
-        if fits(reservations, entry, runs):
-            reservations.change_runs(entry, runs)
-        elif key in state.newcomers:
-            reservations.drop(key)
-            del placed[WorkloadId(key)]
-        elif not entry.is_late and runs[-1].end_s > entry.deadline_s:
-            # No other sizes were found in the rounds before. It is late with these, and has to be told to be.
-            entry.is_late = True
-            if fits(reservations, entry, runs):
-                reservations.change_runs(entry, runs)
-            else:
-                reservations.plan_anew(entry)
-
-
 def _find_compact_places(
     state: State, layout: Layout, snapshot: Snapshot, counts: Mapping[WorkloadId, int], fixed: set[WorkloadId]
 ) -> dict[WorkloadId, Devices]:
@@ -285,25 +251,6 @@ def _find_compact_places(
     return found
 
 
-def _apply_slowdown(state: State, key: str, layout: Layout, placed: Placed) -> bool:
-    """Plan a scattered job at its lower speed; returns whether its schedule was made anew, without what it waits for. A
-    newcomer that would miss its deadline is dropped."""
-    reservations = state.reservations
-    entry = reservations.entries[key]
-    factor = placed_factor(layout, placed[WorkloadId(key)].device_ids)
-    if keep_at_lower_speed(state, entry, factor):
-        return False
-    if not reservations.plan_anew(entry):
-        if key in state.newcomers:
-            _drop(state, key)
-            return True
-        # It will be late. It keeps its devices: without them it would end even later.
-        entry.is_late = True
-        if not keep_at_lower_speed(state, entry, factor):
-            reservations.plan_anew(entry)
-    return True
-
-
 def _counts(reservations: ReservationTable) -> dict[WorkloadId, int]:
     now_s = reservations.now_s
     counts = {WorkloadId(key): entry.size_at(now_s) for key, entry in reservations.entries.items()}
@@ -329,73 +276,6 @@ def _movable_jobs(reservations: ReservationTable) -> list[str]:
 
 def _scheduled_work(entry: Entry) -> float:
     return entry.work if entry.runs is entry.committed else entry.left
-
-
-def _change_cost_s(state: State, layout: Layout, allocation: PoolAllocation) -> float:
-    """What a change to these devices costs; it is less on a block that a job has been on before."""
-    has_been_used = state.is_used(layout, allocation.device_ids)
-    return state.change_s + PAD_S if has_been_used else state.reservations.costs.later[allocation.num_devices]
-
-
-def _price_changes(
-    state: State, layout: Layout, snapshot: Snapshot, placed: Placed, spare: Container[WorkloadId]
-) -> list[str]:
-    """Put the cost of every change into the schedules: the change itself, and the wait until other jobs have left the
-    devices. Returns the jobs whose schedules do not fit with it. Jobs of `spare` that a promise cannot wait for are
-    stopped first (`State.hurried`)."""
-    reservations, now_s = state.reservations, state.reservations.now_s
-    waits_s = delays(state, snapshot, placed) if snapshot.allocations else EMPTY
-    broken: list[str] = []
-    for key, entry in list(reservations.entries.items()):
-        workload_id = WorkloadId(key)
-        allocation = placed.get(workload_id)
-        if allocation is None:
-            continue
-        is_same = same_devices(state.devices.get(workload_id), allocation.device_ids)
-        first = entry.runs[0]
-        if is_same and first.num_devices == entry.held:
-            continue
-        if key in state.slowed and placed_factor(layout, allocation.device_ids) == 1.0:
-            restore_speed(state, entry)
-        n = allocation.num_devices
-        wait_s = waits_s.get(workload_id, 0.0)
-        cost_s = _change_cost_s(state, layout, allocation) + wait_s
-        if first.start_s >= now_s and first.overhead_s == cost_s:
-            continue
-        remaining = [run for run in entry.runs if run.end_s > now_s]
-        runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs)
-        if not fits(reservations, entry, runs):
-            runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs.without_falls())
-        is_held_up = wait_s and entry.is_promised and not fits(reservations, entry, runs)
-        if is_held_up and hurry(state, snapshot, placed, spare, key):
-            waits_s = delays(state, snapshot, placed)
-            cost_s += waits_s.get(workload_id, 0.0) - wait_s
-            runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs.without_falls())
-        if fits(reservations, entry, runs):
-            reservations.change_runs(entry, runs)
-            continue
-        residual_s, entry.residual_s = entry.residual_s, cost_s
-        if n != entry.held or not reservations.plan_anew(entry):
-            entry.residual_s = residual_s
-        broken.append(key)
-    return broken
-
-
-def _scattered(state: State, layout: Layout, placed: Placed) -> list[str]:
-    """The jobs that get other devices now, scattered over more nodes than necessary and slower than planned there."""
-    found: list[str] = []
-    for key in state.reservations.entries:
-        allocation = placed.get(WorkloadId(key))
-        if allocation is None or same_devices(state.devices.get(WorkloadId(key)), allocation.device_ids):
-            continue
-        if placed_factor(layout, allocation.device_ids) < state.slowed.get(key, 1.0):
-            found.append(key)
-    return found
-
-
-def _drop(state: State, key: str) -> None:
-    restore_speed(state, state.reservations.entries[key])
-    state.reservations.drop(key)
 
 
 def _adjust_schedule(

@@ -3,16 +3,148 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
+from springtide.core.decision import EMPTY, PoolAllocation, Snapshot
+from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.topology import Layout
-from springtide.scheduling.policies.springtide.memory import Devices, State, restore_speed, slow_down
+from springtide.scheduling.policies.springtide.memory import (
+    PAD_S,
+    Devices,
+    State,
+    restore_speed,
+    same_devices,
+    slow_down,
+)
+from springtide.scheduling.policies.springtide.moves import Placed, delays, hurry
 from springtide.solvers.reservations.fit import Costs, PlannedStretch, Runs
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
 # On 2**3 times as many nodes as it needs a job is 2.17 times slower (ElasticFlow, Figure 2(b)).
 SCATTERED_SLOWDOWN = 2.17
 SCATTERED_DOUBLINGS = 3
+
+
+def price_changes(
+    state: State, layout: Layout, snapshot: Snapshot, placed: Placed, spare: Container[WorkloadId]
+) -> list[str]:
+    """Put the cost of every change into the schedules: the change itself, and the wait until other jobs have left the
+    devices. Returns the jobs whose schedules do not fit with it. Jobs of `spare` that a promise cannot wait for are
+    stopped first (`State.hurried`)."""
+    reservations, now_s = state.reservations, state.reservations.now_s
+    waits_s = delays(state, snapshot, placed) if snapshot.allocations else EMPTY
+    broken: list[str] = []
+    for key, entry in list(reservations.entries.items()):
+        workload_id = WorkloadId(key)
+        allocation = placed.get(workload_id)
+        if allocation is None:
+            continue
+        is_same = same_devices(state.devices.get(workload_id), allocation.device_ids)
+        first = entry.runs[0]
+        if is_same and first.num_devices == entry.held:
+            continue
+        if key in state.slowed and placed_factor(layout, allocation.device_ids) == 1.0:
+            restore_speed(state, entry)
+        n = allocation.num_devices
+        wait_s = waits_s.get(workload_id, 0.0)
+        cost_s = _change_cost_s(state, layout, allocation) + wait_s
+        if first.start_s >= now_s and first.overhead_s == cost_s:
+            continue
+        remaining = [run for run in entry.runs if run.end_s > now_s]
+        runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs)
+        if not fits(reservations, entry, runs):
+            runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs.without_falls())
+        is_held_up = wait_s and entry.is_promised and not fits(reservations, entry, runs)
+        if is_held_up and hurry(state, snapshot, placed, spare, key):
+            waits_s = delays(state, snapshot, placed)
+            cost_s += waits_s.get(workload_id, 0.0) - wait_s
+            runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs.without_falls())
+        if fits(reservations, entry, runs):
+            reservations.change_runs(entry, runs)
+            continue
+        residual_s, entry.residual_s = entry.residual_s, cost_s
+        if n != entry.held or not reservations.plan_anew(entry):
+            entry.residual_s = residual_s
+        broken.append(key)
+    return broken
+
+
+def accept_places(
+    state: State, layout: Layout, snapshot: Snapshot, placed: Placed, spare: Container[WorkloadId]
+) -> None:
+    """Change the schedules to what their places cost, at the same sizes. A newcomer that would miss its deadline there
+    is dropped; nothing has been promised to it yet."""
+    reservations, now_s = state.reservations, state.reservations.now_s
+    waits_s = delays(state, snapshot, placed) if snapshot.allocations else EMPTY
+    for key, entry in list(reservations.entries.items()):
+        allocation = placed.get(WorkloadId(key))
+        if allocation is None or same_devices(state.devices.get(WorkloadId(key)), allocation.device_ids):
+            continue
+        restore_speed(state, entry)
+        slow_down(state, entry, placed_factor(layout, allocation.device_ids))
+        remaining = [run for run in entry.runs if run.end_s > now_s]
+        wait_s = waits_s.get(WorkloadId(key), 0.0)
+        cost_s = _change_cost_s(state, layout, allocation) + wait_s
+        runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs)
+        is_held_up = wait_s and entry.is_promised and not fits(reservations, entry, runs)
+        if is_held_up and hurry(state, snapshot, placed, spare, key):
+            waits_s = delays(state, snapshot, placed)
+            cost_s += waits_s.get(WorkloadId(key), 0.0) - wait_s
+            runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs)
+        if fits(reservations, entry, runs):
+            reservations.change_runs(entry, runs)
+        elif key in state.newcomers:
+            reservations.drop(key)
+            del placed[WorkloadId(key)]
+        elif not entry.is_late and runs[-1].end_s > entry.deadline_s:
+            # No other sizes were found in the rounds before. It is late with these, and has to be told to be.
+            entry.is_late = True
+            if fits(reservations, entry, runs):
+                reservations.change_runs(entry, runs)
+            else:
+                reservations.plan_anew(entry)
+
+
+def scattered_jobs(state: State, layout: Layout, placed: Placed) -> list[str]:
+    """The jobs that get other devices now, scattered over more nodes than necessary and slower than planned there."""
+    found: list[str] = []
+    for key in state.reservations.entries:
+        allocation = placed.get(WorkloadId(key))
+        if allocation is None or same_devices(state.devices.get(WorkloadId(key)), allocation.device_ids):
+            continue
+        if placed_factor(layout, allocation.device_ids) < state.slowed.get(key, 1.0):
+            found.append(key)
+    return found
+
+
+def apply_slowdown(state: State, key: str, layout: Layout, placed: Placed) -> bool:
+    """Plan a scattered job at its lower speed; returns whether its schedule was made anew, without what it waits for. A
+    newcomer that would miss its deadline is dropped."""
+    reservations = state.reservations
+    entry = reservations.entries[key]
+    factor = placed_factor(layout, placed[WorkloadId(key)].device_ids)
+    if keep_at_lower_speed(state, entry, factor):
+        return False
+    if not reservations.plan_anew(entry):
+        if key in state.newcomers:
+            drop_newcomer(state, key)
+            return True
+        # It will be late. It keeps its devices: without them it would end even later.
+        entry.is_late = True
+        if not keep_at_lower_speed(state, entry, factor):
+            reservations.plan_anew(entry)
+    return True
+
+
+def _change_cost_s(state: State, layout: Layout, allocation: PoolAllocation) -> float:
+    """What a change to these devices costs; it is less on a block that a job has been on before."""
+    has_been_used = state.is_used(layout, allocation.device_ids)
+    return state.change_s + PAD_S if has_been_used else state.reservations.costs.later[allocation.num_devices]
+
+
+def drop_newcomer(state: State, key: str) -> None:
+    restore_speed(state, state.reservations.entries[key])
+    state.reservations.drop(key)
 
 
 def placed_factor(layout: Layout, devices: Devices) -> float:
