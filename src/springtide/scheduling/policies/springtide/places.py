@@ -107,10 +107,14 @@ def assign_devices(
 
 
 def _expect_places(state: State, layout: Layout, placed: Placed, settled: Iterable[WorkloadId]) -> None:
-    """Plan newcomers that start later at the speed of the devices that they can have beside services and jobs that do
-    not move. Those that would miss their deadline there are dropped; nothing has been promised to them yet."""
+    """Plan jobs that start later at the speed of the devices that they can have beside services and jobs that do not
+    move. Newcomers that would miss their deadline there are dropped; nothing has been promised to them yet."""
     reservations = state.reservations
-    later = [key for key in sorted(state.newcomers) if key in reservations.entries and WorkloadId(key) not in placed]
+    later = [
+        key
+        for key, entry in reservations.entries.items()
+        if entry.is_promised and not entry.is_late and key not in state.slowed and WorkloadId(key) not in placed
+    ]
     if not later:
         return
     taken = 0
@@ -121,10 +125,14 @@ def _expect_places(state: State, layout: Layout, placed: Placed, settled: Iterab
     for key in later:
         entry = reservations.entries[key]
         count = entry.runs[0].num_devices if entry.runs else 0
-        if not 0 < count <= census.num_idle or key in state.slowed:
+        if not 0 < count <= census.num_idle:
             continue
         factor = nodes_factor(layout, census.fewest_nodes(count), count)
-        if factor < 1.0 and not keep_at_lower_speed(state, entry, factor) and not reservations.plan_anew(entry):
+        if factor == 1.0 or keep_at_lower_speed(state, entry, factor):
+            continue
+        if key not in state.newcomers:
+            restore_speed(state, entry)
+        elif not reservations.plan_anew(entry):
             drop_newcomer(state, key)
 
 
