@@ -344,6 +344,21 @@ def test_a_script_that_calls_adopt_is_elastic_with_any_number_of_workers(
     refused = springtide("run", str(path), "--epochs", "2")
     assert refused.exit_code == 2
     assert "ddp.py is a script, which --epochs cannot steer; pass it on: -- --epochs N" in refused.output
+    # Importing it to look for the function would run it.
+    path.write_text(text + "raise SystemError('it ran')\n", encoding="utf-8")
+    refused = springtide("run", f"{path}:main")
+    assert "ddp.py has no training function 'main': it is a script that calls springtide.adopt()" in refused.output
+
+
+def test_the_library_of_a_script_is_found_in_what_it_imports(
+    client: Any, springtide: Run, make_job: MakeJob, tmp_path: Path
+) -> None:
+    client.add(make_job())
+    (tmp_path / "parts.py").write_text("import lightning as L\ntrainer = L.Trainer()\n", encoding="utf-8")
+    path = tmp_path / "program.py"
+    path.write_text("from parts import trainer\ntrainer.fit(model)\n", encoding="utf-8")
+    assert springtide("run", str(path), "--workers", "1..2", "--detach").exit_code == 0
+    assert client.calls[-1][1]["source"].library == "lightning"
 
 
 @pytest.mark.parametrize("command", ["run", "quote"])

@@ -71,6 +71,16 @@ def uses_springtide(path: Path) -> bool:
     return bool(bound & used) or bool(bound - reporting)
 
 
+def declares(path: Path, name: str) -> bool:
+    """Whether the text of the file, which is valid Python, has a decorated function or an assignment of this name."""
+    for node in ast.parse(path.read_bytes()).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name and node.decorator_list:
+            return True
+        if isinstance(node, ast.Assign) and any(getattr(target, "id", "") == name for target in node.targets):
+            return True
+    return False
+
+
 @contextmanager
 def _importing(path: Path, roots: Iterable[Path]) -> Iterator[None]:
     """Put the file's folder first on the import path, as when it is run, and make `submit()` raise meanwhile."""

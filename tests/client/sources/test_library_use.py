@@ -26,6 +26,8 @@ FABRIC = (
         (LIGHTNING.replace("import lightning as L", "import pytorch_lightning as L"), "lightning"),
         (TRANSFORMERS, "transformers"),
         (TRANSFORMERS.replace("Trainer", "Seq2SeqTrainer"), "transformers"),
+        (TRANSFORMERS.replace("Trainer(", "Weighted(") + "class Weighted(Trainer): ...\n", "transformers"),
+        (TRANSFORMERS.replace("Trainer(", "T(").replace("Trainer\n", "Trainer as T\n"), "transformers"),
         ("def main():\n    from transformers import Trainer\n    Trainer(model).train()\nmain()\n", "transformers"),
         # Both are there, and one of them trains.
         ("import transformers\n" + LIGHTNING, "lightning"),
@@ -68,3 +70,10 @@ FABRIC = (
 )
 def test_the_library_whose_trainer_is_made_and_started_is_found(text, library):
     assert library_of(text) == library
+
+
+def test_what_the_files_of_a_script_import_together_tells_its_library():
+    model = "import lightning as L\ndef make():\n    return L.Trainer(max_epochs=3)\n"
+    script = "from parts import make\nmake().fit(model, data)\n"
+    assert (library_of(script), library_of(model)) == ("", "")
+    assert library_of(script, "def (\n", model) == "lightning"

@@ -12,9 +12,9 @@ import click
 
 from springtide.cli.jobs.flags import CommandT, given_keywords, option_flags
 from springtide.cli.jobs.variables import ask_secrets
-from springtide.cli.loading import find_training, import_file, split_target, uses_springtide
+from springtide.cli.loading import declares, find_training, import_file, split_target, uses_springtide
 from springtide.cli.session import Session, refuse
-from springtide.client.folders.choice import FolderWish, chosen_folder
+from springtide.client.folders.choice import FolderWish, chosen_folder, code_files
 from springtide.client.functions import Task
 from springtide.client.goals import TrainKeywords, TrainOptions
 from springtide.client.sources.library_use import library_of
@@ -73,8 +73,9 @@ def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any])
         given = {**given, "on": None}
     overrides = _overrides(given)
     # Importing a script would run it, whatever it also takes from springtide.
-    is_script = not object_name and _library_of(path) == "springtide"
-    imports = not is_script and uses_springtide(path)
+    adopts = library_of(_text_of(path)) == "springtide"
+    # Importing such a script would run it, so only for what it declares.
+    imports = uses_springtide(path) and (not adopts or declares(path, object_name))
     found = find_training(imported(path, wish), path, object_name) if imports else None
     if found is not None:
         if script_args:
@@ -83,12 +84,14 @@ def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any])
         source, name = found.source(), found.name or name_from(found.source().object_name)
     else:
         if object_name:
-            refuse(
-                f"{path.name} has no training function {object_name!r}: it does not import springtide; write "
-                f"`import springtide as st` and put @st.train above {object_name}(ctx), or run the whole file: "
-                f"springtide run {path.name}"
+            what = (
+                "it is a script that calls springtide.adopt(), and runs as a whole"
+                if adopts
+                else "it does not import springtide; write `import springtide as st` and put @st.train above "
+                f"{object_name}(ctx), or run the whole file"
             )
-        library = _check_script(path, overrides)
+            refuse(f"{path.name} has no training function {object_name!r}: {what}: springtide run {path.name}")
+        library = _check_script(path, overrides, _library_of(path, wish))
         base = TrainOptions() if library == "springtide" else TrainOptions(workers=1)
         changed = base.override(overrides)
         source, name = read_source(path, "", "script", script_args, library), name_from(path.stem)
@@ -144,8 +147,8 @@ def _overrides(given: dict[str, Any]) -> TrainKeywords:
     return cast(TrainKeywords, overrides)
 
 
-def _check_script(path: Path, overrides: TrainKeywords) -> Library:
-    """The library that runs the script's loop, if it is to be resized; empty: it runs as under torchrun.
+def _check_script(path: Path, overrides: TrainKeywords, library: Library) -> Library:
+    """`library`, which runs the script's loop, if it is to be resized; empty: it runs as under torchrun.
 
     Raises InvalidRequest for options that a script cannot have.
     """
@@ -153,7 +156,6 @@ def _check_script(path: Path, overrides: TrainKeywords) -> Library:
         if option.name in _OF_FUNCTIONS and option.name in overrides:
             flag = option.flags["run"].flag
             refuse(f"{path.name} is a script, which {flag} cannot steer; pass it on: -- {flag} N")
-    library = _library_of(path)
     if library == "springtide":
         return library
     workers = overrides.get("workers")
@@ -168,5 +170,12 @@ def _check_script(path: Path, overrides: TrainKeywords) -> Library:
     return library
 
 
-def _library_of(path: Path) -> Library:
-    return library_of(path.read_text(encoding="utf-8", errors="replace"))
+def _library_of(path: Path, wish: FolderWish) -> Library:
+    """The library that runs the loop of the script at `path`, as its text tells, or else that of what it imports."""
+    text = _text_of(path)
+    folder = chosen_folder(path, text, wish) or path.parent
+    return library_of(text) or library_of(text, *code_files(path, text, folder).values())
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")

@@ -22,35 +22,44 @@ _PACKAGES: Mapping[str, tuple[Library, str]] = MappingProxyType(
 )
 
 
-def library_of(text: str) -> Library:
-    """The library whose Trainer, Fabric or Accelerator the script makes and uses.
+def library_of(*texts: str) -> Library:
+    """The library whose Trainer, Fabric or Accelerator a script makes and uses.
 
-    "springtide" if it calls `springtide.adopt`. Empty if there is none, or if the text is not Python. What another
-    file does is not seen.
+    `texts` are the script's and those of the files that it imports. "springtide" if one of them calls
+    `springtide.adopt`. Empty if there is none; a text that is not Python counts for nothing.
     """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return ""
-    if _adopts(tree):
+    trees = [tree for text in texts if (tree := _parsed(text)) is not None]
+    if any(_adopts(tree) for tree in trees):
         return "springtide"
-    packages, called = set(), set()
-    makes_trainer = False
-    for node in ast.walk(tree):
+    packages, used, called = set(), set(), set()
+    for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.Import):
             packages |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             packages.add((node.module or "").partition(".")[0])
+            used |= {alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.Name | ast.Attribute):
+            used.add(_name(node))
         elif isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            makes_trainer = makes_trainer or name.endswith("Trainer")
-            called.add(name)
+            called.add(_name(node.func))
+    has_trainer = any(name.endswith("Trainer") for name in used)
     for package, (library, method) in _PACKAGES.items():
-        if makes_trainer and package in packages and method in called:
+        if has_trainer and package in packages and method in called:
             return library
-    if packages & {"lightning", "lightning_fabric"} and called >= _FABRICATED:
+    if packages & {"lightning", "lightning_fabric"} and used >= _FABRICATED:
         return "lightning"
-    return "accelerate" if "accelerate" in packages and called >= _ACCELERATED else ""
+    return "accelerate" if "accelerate" in packages and used >= _ACCELERATED else ""
+
+
+def _parsed(text: str) -> ast.AST | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _adopts(tree: ast.AST) -> bool:
