@@ -193,7 +193,8 @@ def test_a_service_keeps_its_secrets_until_another_revision_is_ready(standing: L
 
     def deploy(value: str) -> int:
         options = {"secrets": {"HF_TOKEN": value}, "min_replicas": 1}
-        return int(standing.request("PUT", "/v1/services/safe", {"source": source, "options": options})["revision"])
+        told = standing.request("PUT", "/v1/services/safe", {"source": source, "options": options})
+        return int(told["releasing"] or told["revision"])
 
     def says() -> str:
         return str(standing.request("POST", "/f/safe", {"word": "it is"})["outputs"])
