@@ -27,7 +27,7 @@ ABORT = "springtide:abort"
 # Below this, compression saves less than its own work and its header cost.
 _MIN_COMPRESSED_BYTES = 1024
 # Under this key of the scope is the queue that has answered, after the answer.
-ANSWERED_BY = "springtide.answered_by"
+ANSWERED_BY = "springtide:answered_by"
 Headers = tuple[tuple[bytes, bytes], ...]
 _CODES = {
     400: "malformed_request",
