@@ -43,9 +43,9 @@ class State:
     promises did not fit into it. `num_surplus` devices are present now, but no promise may use them.
 
     `scales` and `slowed` are factors on the profiled speed of a job: by measurement, and for its scattered devices.
-    `stop_first` are the jobs that have to be stopped before they get their new devices (moves.py), `hurried` those of
-    them, in this decision, that a promise could not wait for otherwise. `trials` holds, for
-    each job that is or was tried on more devices, their number (0: no trial now) and the number of trials so far.
+    `stop_first` are the jobs that have to be stopped before they get their new devices (moves.py), `hurried` those that
+    a promise or a guaranteed minimum cannot wait for, in this decision. `trials` holds, for each job that is or was
+    tried on more devices, their number (0: no trial now) and the number of trials so far.
 
     `lent` are the services with a first replica on a device that a promise needs later, and when each has to leave.
     `waits` are those that are asked and have no device, and when they can have one. `given_up` says why promised jobs
