@@ -120,8 +120,8 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         which sharers have no more than workers beyond the least of their jobs; one with a stronger claim than best
         effort also those that only best-effort sharers have parts of, as few as it takes.
 
-        As long as the inner policy keeps its plan and no other workload lacks anything, all that stays as it was answered the
-        last time; what was asked in vain is not asked again for some seconds either way.
+        As long as the inner policy keeps its plan and no other workload lacks anything, all that stays as it was
+        answered the last time; what was asked in vain is not asked again for some seconds either way.
         """
         snapshot, before = turn.snapshot, turn.answer
         plans: dict[frozenset[DeviceId], Plan] = {}
