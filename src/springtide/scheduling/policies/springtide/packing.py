@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import functools
+import operator
+from collections.abc import Collection, Container, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +12,7 @@ import numpy.typing as npt
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.layout import enclosing_level, level_for
 from springtide.scheduling.placement.relocation import SearchBudget
-from springtide.scheduling.placement.topology import Layout, addresses, block_at, lowest
+from springtide.scheduling.placement.topology import Census, Layout, addresses, block_at, lowest
 
 # On thousands of devices chains of moves get hundreds long, and nearly all of those end without room.
 _MAX_MOVES = 64
@@ -48,20 +50,16 @@ class Packing:
             self._set_owner(bits, workload_id)
             self._leaves_from[self._least_level(workload_id, bits)] |= bits
 
-    def gather(self, workload_id: WorkloadId, num_parts: int = 1) -> bool:
-        """Give the workload as many devices as it has now in one aligned block, or in `num_parts` blocks of one size.
+    def gather(self, workload_id: WorkloadId) -> bool:
+        """Give the workload as many devices as it has now in one aligned block.
 
-        If there are none, or more than `_MAX_MOVES` jobs or than the decision may move would be placed anew for it, or
-        it would be on no fewer nodes than now, change nothing.
+        If there is none, or more than `_MAX_MOVES` jobs or than the decision may move would be placed anew for it,
+        change nothing.
         """
-        bits = self.places[workload_id]
-        count, num_nodes = bits.bit_count() // num_parts, len(self.layout.nodes_of(bits))
-        if self._budget.moves <= 0 or count * num_parts != bits.bit_count():
+        if self._budget.moves <= 0:
             return False
         before = dict(self.places), self.idle, set(self.moved), list(self._owner), list(self._leaves_from)
-        # Parts are placed as jobs that do not move.
-        parts = [workload_id] if num_parts == 1 else [WorkloadId(f"{workload_id}#{at}") for at in range(num_parts)]
-        homeless = [(part, count) for part in parts]
+        homeless = [(workload_id, self.places[workload_id].bit_count())]
         self._release(workload_id)
         for _ in range(min(_MAX_MOVES, self._budget.moves)):
             self._budget.moves -= 1
@@ -70,21 +68,51 @@ class Packing:
                 break
             homeless += reversed(evicted)
             if not homeless:
-                if num_parts == 1 or self._join(workload_id, parts) < num_nodes:
-                    return True
-                break
+                return True
         self.places, self.idle, self.moved, self._owner, self._leaves_from = before
         return False
 
-    def _join(self, workload_id: WorkloadId, parts: Collection[WorkloadId]) -> int:
-        """Make one workload of parts that have been placed; returns on how many nodes it is."""
-        bits = 0
-        for part in parts:
-            bits |= self.places[part]
-            self._release(part)
-        self._put(workload_id, bits)
-        self.moved.difference_update(parts)
-        return len(self.layout.nodes_of(bits))
+    def gather_on_nodes(self, workload_id: WorkloadId, loose: Container[WorkloadId]) -> bool:
+        """Give the workload as many devices as it has now on the fewest nodes, if these are fewer than now.
+
+        Movable jobs that have one device, or that are in `loose`, get devices that it leaves for those that it takes.
+        """
+        layout, bits = self.layout, self.places[workload_id]
+        count = bits.bit_count()
+        others = {
+            other: self.places[other]
+            for other in self.movable
+            if other != workload_id
+            and other in self.places
+            and (other in loose or self.places[other].bit_count() == 1)
+        }
+        usable = Census(layout, functools.reduce(operator.or_, others.values(), bits | self.idle))
+        fewest = usable.fewest_nodes(count)
+        if fewest >= len(layout.nodes_of(bits)):
+            return False
+        num_open = Census(layout, bits | self.idle).idle_of_nodes()
+        order = np.lexsort((-num_open, -usable.idle_of_nodes()))
+        nodes = functools.reduce(operator.or_, [layout.node_block(int(node)) for node in order[:fewest]])
+        chosen = bits & nodes
+        chosen |= _first(self.idle & nodes, count - chosen.bit_count())
+        leaving: dict[WorkloadId, int] = {}
+        for other in sorted(others, key=lambda other: (others[other].bit_count(), other)):
+            taken = _first(others[other] & nodes, count - chosen.bit_count())
+            if taken:
+                leaving[other] = taken
+                chosen |= taken
+        if len(leaving) >= min(_MAX_MOVES, self._budget.moves):
+            return False
+        self._budget.moves -= len(leaving) + 1
+        for other in (workload_id, *leaving):
+            self._release(other)
+        self._put(workload_id, chosen)
+        for other, taken in leaving.items():
+            kept = others[other] & ~taken
+            room = Census(layout, self.idle & ~sum(others[who] & ~leaving[who] for who in leaving if who != other))
+            more = room.extend(kept, taken.bit_count()) if kept else room.compact(taken.bit_count())
+            self._put(other, kept | more)
+        return True
 
     def _release(self, workload_id: WorkloadId) -> None:
         bits = self.places.pop(workload_id)
@@ -167,3 +195,8 @@ def _is_block(bits: int) -> bool:
     level = (bits.bit_count() - 1).bit_length()
     start = lowest(bits) >> level << level
     return not bits & ~block_at(start, level)
+
+
+def _first(bits: int, count: int) -> int:
+    """The lowest `count` of these devices, or all if they are fewer."""
+    return sum(1 << address for address in addresses(bits)[: max(0, count)])

@@ -212,7 +212,8 @@ def _pack(
     # Where no block can be cleared for all of it, since services and parts do not move, on fewer nodes at least.
     is_crowded = bool(snapshot.services) or len({len(node.devices) for node in snapshot.cluster.nodes}) > 1
     for workload_id in scattered:
-        any(packing.gather(workload_id, num_parts) for num_parts in ((1, 2, 4) if is_crowded else (1,)))
+        if not packing.gather(workload_id) and is_crowded:
+            packing.gather_on_nodes(workload_id, spare)
     result = dict(placed)
     for workload_id in packing.moved:
         bits = packing.places[workload_id]
