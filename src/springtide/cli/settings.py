@@ -22,6 +22,8 @@ from springtide.storage.state_directory import find_state_directory
 
 DEFAULT_PORT = 8787
 DEFAULT_POLICY = "springtide"
+# Where devices cost money only while they are used: jobs get no devices that bring little.
+PAY_PER_USE_POLICY = "springtide:efficiency=0.7"
 _MAX_SLOTS = 256
 _MAX_TEXT = 1024
 

@@ -24,10 +24,10 @@ from springtide.cli.platform.platform_process import (
 from springtide.cli.platform.service_unit import install_unit
 from springtide.cli.platform.up_functions import NAMES_OF_FUNCTIONS, function_options, functions_text, settings_of
 from springtide.cli.session import Session, common_options, complain
-from springtide.cli.settings import resolve
+from springtide.cli.settings import DEFAULT_POLICY, PAY_PER_USE_POLICY, resolve
 from springtide.cli.tables.columns import count
 from springtide.core.decoding import convert
-from springtide.core.errors import BackendError, SpringtideError
+from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.core.quantities import format_duration
 from springtide.core.status.logins import NewLogin, SignedOut
 from springtide.service.assembly.function_settings import write_settings
@@ -86,9 +86,13 @@ class _StartOptions(msgspec.Struct, frozen=True, kw_only=True):
     keep_ended: str
 
 
-def _start_options(given: dict[str, Any]) -> _StartOptions:
+def _start_options(given: dict[str, Any], *, pay_per_use: bool) -> _StartOptions:
     """The flags, completed by the settings. Raises InvalidRequest, also for a contradiction between them."""
     found = {name: resolve(name, flag).value for name, flag in given.items()}
+    if pay_per_use:
+        if found["policy"] != DEFAULT_POLICY:
+            raise InvalidRequest(f"--pay-per-use sets how {DEFAULT_POLICY} decides; the policy is {found['policy']}")
+        found["policy"] = PAY_PER_USE_POLICY
     found["policy"] = _check_pools(str(found["policy"]), str(found["pools"] or ""), found["slots"])
     return convert({**found, "port": found["port"] or 0, "pools": found["pools"] or ""}, _StartOptions, strict=False)
 
@@ -116,6 +120,7 @@ def _check_pools(policy: str, pools: str, slots: Any) -> str:
 @click.option("--policy", metavar="P", help="What decides: see `springtide policies`. [default: springtide]")
 @click.option("--port", type=click.IntRange(0, 65535), help="0 takes a free one. [default: 8787]")
 @click.option("--price", type=float, metavar="USD", help="What a device costs an hour. [default: 0.05, a GPU 2.50]")
+@click.option("--pay-per-use", is_flag=True, help="Devices cost only while used: give none to jobs it helps little.")
 @click.option("--pools", metavar="P=N", help="How many slots each pool owns: inference=2. [default: all share them]")
 @click.option("--day", "day_s", metavar="TIME", help="After what time the load comes again: 2m. [default: 24h]")
 @click.option(
@@ -130,7 +135,7 @@ def _check_pools(policy: str, pools: str, slots: Any) -> str:
 @click.option("--install-service", is_flag=True, help="Write a systemd unit with these options; start nothing now.")
 @common_options
 @click.pass_obj
-def up(session: Session, /, foreground: bool, install_service: bool, **given: Any) -> None:
+def up(session: Session, /, foreground: bool, install_service: bool, pay_per_use: bool, **given: Any) -> None:
     """Start the platform: API, dashboard and scheduler in one process on this machine.
 
     It is started again when it dies; `springtide ps` then says what it died of. What no flag says, the settings say:
@@ -147,7 +152,7 @@ def up(session: Session, /, foreground: bool, install_service: bool, **given: An
         session.answer(answer, text, "look: springtide ps")
         return
     functions = settings_of({name: given.pop(name) for name in NAMES_OF_FUNCTIONS})
-    options = _start_options(given)
+    options = _start_options(given, pay_per_use=pay_per_use)
     asked = (options.slots, options.policy, options.port, options.price)
     kept = write_settings(state_dir, functions)
     more: dict[str, Any] = {

@@ -209,26 +209,34 @@ def _unknown(row: JobCandidates) -> None:
     row.seconds = LEAST_UNKNOWN_S / np.sqrt(row.sizes)
 
 
+def _progress(row: JobCandidates, pace: FamilySpeed, index_of: Mapping[int, int], snapshot: Snapshot) -> float:
+    """The progress of a job by now, at the speed of its family since its last report."""
+    view, since_s = row.view, _since_s(row.view, snapshot)
+    if not since_s or view.num_replicas not in index_of:
+        return view.equivalent_steps
+    return view.equivalent_steps + since_s * float(pace.rates_at(row.noise)[index_of[view.num_replicas]])
+
+
 def _by_pace(rows: list[JobCandidates], pace: FamilySpeed, family: JobFamily, snapshot: Snapshot) -> None:
     """Times of the jobs of one family by its model, all at once."""
     measured = max(sum(step.placement) for step in family.steps)
     index_of = {size: index for index, size in enumerate(pace.sizes.tolist())}
-    done, totals = [], []
-    for row in rows:
-        view = row.view
-        since_s = _since_s(view, snapshot)
-        progress = view.equivalent_steps
-        if since_s and view.num_replicas in index_of:
-            progress += since_s * float(pace.rates_at(row.noise)[index_of[view.num_replicas]])
-        total = _total(view)
+    done = [_progress(row, pace, index_of, snapshot) for row in rows]
+    lengths = [_total(row.view) for row in rows]
+    if None in lengths:
+        # As long as none has ended, they are all assumed to be twice as long as the one that has come furthest.
+        furthest = max(progress for progress, length in zip(done, lengths, strict=True) if length is None)
+    totals: list[float] = []
+    for row, progress, length in zip(rows, done, lengths, strict=True):
+        total = length
         if total is None:
             left = family.left_of(progress)
             if left is None:
                 alone = float(pace.rates_at(row.noise)[index_of.get(max(row.view.bounds.min_workers, 1), 0)])
-                left = max(_as_much_again(progress), LEAST_UNKNOWN_S * alone)
+                left = furthest - progress + max(_as_much_again(furthest), LEAST_UNKNOWN_S * alone)
             total = progress + left
-        done.append(min(progress, total))
         totals.append(total)
+    done = [min(progress, total) for progress, total in zip(done, totals, strict=True)]
     seconds = pace.seconds(np.array(done), np.array(totals))
     for row, times in zip(rows, seconds, strict=True):
         cap = max(TRUSTED_FACTOR * measured, row.view.bounds.min_workers, row.held)

@@ -10,8 +10,11 @@ from springtide.core.decision import Plan, PoolAllocation, ServiceView, Snapshot
 from springtide.core.job_parts import DeadlinePromise, JobProgress
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
+from springtide.scheduling.placement.layout import layout_of
+from springtide.scheduling.placement.relocation import SearchBudget
 from springtide.scheduling.policies.springtide.memory import State, costs_of, entry_of
 from springtide.scheduling.policies.springtide.moves import delays, hurry, jobs_to_stop_first
+from springtide.scheduling.policies.springtide.packing import Packing
 from springtide.scheduling.policies.springtide.policy import Springtide
 from springtide.scheduling.policies.springtide.rows import PromiseRow
 from springtide.solvers.reservations.reservation_table import ReservationTable
@@ -94,6 +97,49 @@ def test_one_that_starts_later_counts_on_the_places_that_services_leave(deadline
     assert ("wide" in plan.rejected) != is_promised
     if is_promised:
         assert plan.admitted["wide"] >= 115.0 + 60.0 / LOWER
+
+
+# --- gathered on fewer nodes --------------------------------------------------------------------------------------------
+
+FOUR_NODES = layout_of(Topology(nodes=tuple([make_node(f"n{index}", 4) for index in range(4)])))
+
+
+def packed(places: dict[str, str], movable: set[str], moves: int = 100) -> Packing:
+    """Addresses of each job, four on a node, as hexadecimal digits."""
+    bits = {WorkloadId(name): sum(1 << int(digit, 16) for digit in digits) for name, digits in places.items()}
+    return Packing(FOUR_NODES, bits, {WorkloadId(name) for name in movable}, SearchBudget(moves=moves))
+
+
+def nodes_of(packing: Packing, name: str) -> list[int]:
+    return FOUR_NODES.nodes_of(packing.places[WorkloadId(name)])
+
+
+# On each node one device of a service; `wide` has four devices on four nodes, beside best effort.
+CROWDED = {"s0": "0", "s1": "4", "s2": "8", "s3": "c", "wide": "159d", "a": "2", "b": "6a", "c": "e", "d": "3"}
+
+
+@pytest.mark.parametrize("loose", [set(), {"a", "b", "c", "d"}])
+@pytest.mark.parametrize("movable", [{"wide"}, {"wide", "a", "c", "d"}, {"wide", "a", "b", "c", "d"}])
+def test_a_scattered_job_changes_places_with_others_on_the_fewest_nodes(movable, loose) -> None:
+    packing = packed(CROWDED, movable)
+    before = {name: bits.bit_count() for name, bits in packing.places.items()}
+    assert packing.gather_on_nodes(WorkloadId("wide"), loose)
+    assert len(nodes_of(packing, "wide")) == 2
+    assert {name: bits.bit_count() for name, bits in packing.places.items()} == before
+    taken = list(packing.places.values())
+    assert sum(bits.bit_count() for bits in taken) == sum(taken).bit_count()
+    assert {name for name in packing.moved} <= {*movable, "wide"}
+    stayed = packed(CROWDED, movable).places
+    assert all(packing.places[name] == bits for name, bits in stayed.items() if name not in packing.moved)
+
+
+def test_none_changes_places_if_no_fewer_nodes_come_of_it_or_more_would_move_than_may() -> None:
+    full = {**CROWDED, "e": "7b", "f": "f"}
+    assert not packed(full, {"wide", "b", "e"}).gather_on_nodes(WorkloadId("wide"), set())
+    assert not packed(full, set(full), moves=1).gather_on_nodes(WorkloadId("wide"), set(full))
+    packing = packed(full, {"wide", "a", "c", "d", "f"})
+    assert packing.gather_on_nodes(WorkloadId("wide"), set())
+    assert len(nodes_of(packing, "wide")) == 2
 
 
 # --- who is stopped first ---------------------------------------------------------------------------------------------
