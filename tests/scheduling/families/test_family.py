@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from kits.scheduling.goodput_jobs import BATCH, KNOWN, NOISE, TRUTH, view
+from kits.scheduling.goodput_jobs import BATCH, KNOWN, NOISE, TRUTH, snapshot, view
 from springtide.core.job_parts import GradientNoise
 from springtide.perf.goodput import gain, step_total_s
-from springtide.scheduling.families.candidates import size_grid
+from springtide.scheduling.families.candidates import read_rows, size_grid
 from springtide.scheduling.families.family import (
     FamilySpeed,
     JobFamily,
@@ -87,3 +87,25 @@ def test_the_speed_on_one_batch_is_the_best_of_all_batches_that_are_kept_to_the_
 def test_without_any_noise_the_one_batch_is_the_initial_one():
     pace = FamilySpeed(JobFamily(steps=KNOWN), [1, 2], 4, view("a").job)
     assert pace.rates_of_one_batch(0.0, 1000.0) == pytest.approx(pace.rates_at(None))
+
+
+def seconds_alone(*views, lengths=()) -> list[float]:
+    """To the end of each job on one device, by the model of their family."""
+    family = JobFamily(steps=KNOWN, noise={stretch_of(1.0): (1.0, 20.0)}, lengths=lengths)
+    pace = FamilySpeed(family, [1, 4, 8], 4, views[0].job)
+    rows = read_rows(views, snapshot(*views), {}, lambda job: job.family, {"net": family}, {"net": pace}, 16)
+    return [float(row.seconds[row.sizes == 1][0]) for row in rows]
+
+
+def test_jobs_of_unknown_length_are_as_long_as_each_other_and_the_furthest_is_half_done():
+    fresh, begun, furthest = (view(str(done), progress=done, total=None) for done in (0.0, 60_000.0, 100_000.0))
+    alone = seconds_alone(furthest)
+    last, second, first = seconds_alone(fresh, begun, furthest)
+    assert [first] == alone
+    assert last > second > first
+    # 100,000 done, and a power of two of at least as much left.
+    assert last == pytest.approx(seconds_alone(view("k", total=231_072.0))[0])
+    # One that says its length changes nothing for the others.
+    assert seconds_alone(fresh, view("k", progress=500_000.0, total=600_000.0), begun)[0] < last
+    # What has ended is known better.
+    assert seconds_alone(fresh, furthest, lengths=(120_000.0,))[1] < first

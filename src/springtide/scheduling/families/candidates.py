@@ -24,7 +24,8 @@ Ints = NDArray[np.int64]
 # How far a family's model is extrapolated: up to this many times the largest measured number of workers. A job that
 # runs there is measured within a minute.
 TRUSTED_FACTOR = 4
-# A job of unknown length is assumed to be half done, but never to end sooner than in this time.
+# A job of unknown length is assumed to be half done, if none of its family has come further, but never to end sooner
+# than in this time.
 LEAST_UNKNOWN_S = 600.0
 # A job that should have ended by now is assumed to need so long.
 LEAST_LEFT_S = 1.0

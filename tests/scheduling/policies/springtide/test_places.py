@@ -99,7 +99,7 @@ def test_one_that_starts_later_counts_on_the_places_that_services_leave(deadline
         assert plan.admitted["wide"] >= 115.0 + 60.0 / LOWER
 
 
-# --- gathered on fewer nodes --------------------------------------------------------------------------------------------
+# --- gathered on fewer nodes ------------------------------------------------------------------------------------------
 
 FOUR_NODES = layout_of(Topology(nodes=tuple([make_node(f"n{index}", 4) for index in range(4)])))
 
@@ -128,7 +128,7 @@ def test_a_scattered_job_changes_places_with_others_on_the_fewest_nodes(movable,
     assert {name: bits.bit_count() for name, bits in packing.places.items()} == before
     taken = list(packing.places.values())
     assert sum(bits.bit_count() for bits in taken) == sum(taken).bit_count()
-    assert {name for name in packing.moved} <= {*movable, "wide"}
+    assert set(packing.moved) <= {*movable, "wide"}
     stayed = packed(CROWDED, movable).places
     assert all(packing.places[name] == bits for name, bits in stayed.items() if name not in packing.moved)
 

@@ -82,9 +82,7 @@ class Packing:
         others = {
             other: self.places[other]
             for other in self.movable
-            if other != workload_id
-            and other in self.places
-            and (other in loose or self.places[other].bit_count() == 1)
+            if other != workload_id and other in self.places and (other in loose or self.places[other].bit_count() == 1)
         }
         usable = Census(layout, functools.reduce(operator.or_, others.values(), bits | self.idle))
         fewest = usable.fewest_nodes(count)
