@@ -81,6 +81,7 @@ class PromiseRow:
         self.scale = 1.0
         if curve.source == "profile" and curve.sizes:
             self.scale = curve.rate(curve.sizes[0]) / rates[curve.sizes[0]]
+            rates = _no_faster_than_measured(view, rates, self.scale)
         if not job.elastic:
             # It cannot change the number of its workers while it runs.
             self.sizes: tuple[int, ...] = (min(view.num_replicas or most, most),)
@@ -173,6 +174,17 @@ class PromiseRow:
         if 0 < num_held < len(self.rates) and view.state is JobState.RUNNING:
             left -= max(0.0, now_s - view.progress.progress_at_s) * self.rates[num_held] * self.scale
         return max(left, 1.0)
+
+
+def _no_faster_than_measured(view: JobView, rates: tuple[float, ...], scale: float) -> tuple[float, ...]:
+    """The rates of a profile which times `scale` are not above what was measured: a size may be slower than others say
+    of it, on scattered devices say. They do not fall with the size."""
+    lower = list(rates)
+    for n, samples_per_s in sorted(view.learnt.throughput_samples_per_s.items()):
+        if 1 <= n < len(lower) and samples_per_s > 0:
+            measured = samples_per_s / view.job.global_batch_size / scale
+            lower[n] = max(lower[n - 1], min(lower[n], measured))
+    return tuple(lower)
 
 
 def num_held(snapshot: Snapshot, row: PromiseRow) -> int:
