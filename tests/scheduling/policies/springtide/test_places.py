@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from springtide.control.quotes.inquiry import arriving
 from springtide.core.decision import Plan, PoolAllocation, ServiceView, Snapshot
-from springtide.core.job_parts import DeadlinePromise, JobProgress
+from springtide.core.job_parts import DeadlinePromise, JobProgress, LearntSpeed
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
 from springtide.scheduling.placement.layout import layout_of
@@ -168,3 +168,25 @@ def test_best_effort_that_a_promise_cannot_wait_for_is_stopped_before_it_moves()
     assert not hurry(state, snapshot, placed, {"a", "b"}, "sure")
     # Where its device goes to no other job, none is stopped.
     assert jobs_to_stop_first(snapshot, {"a": on("n2/1"), "b": held["b"]}, state.hurried) == set()
+
+
+# --- what was measured ------------------------------------------------------------------------------------------------
+
+
+def test_a_size_that_was_slower_than_others_say_of_it_is_planned_no_faster() -> None:
+    known = job("sure", 100, 50.0, least=1, most=4)
+    rates = {n: 10.0 * n for n in range(1, 5)}
+
+    def planned(**measured: float) -> dict[int, float]:
+        samples = {int(size[1:]): rate * known.global_batch_size for size, rate in measured.items()}
+        row = PromiseRow(replace(arriving(known, 0.0), learnt=LearntSpeed(throughput_samples_per_s=samples)))
+        return {n: row.rates[n] * row.scale for n in rates}
+
+    assert planned() == rates
+    assert planned(n2=20.0, n4=40.0) == pytest.approx(rates)
+    # Scattered on four, as it says on two: by the mean of both it would be 0.9 of its profile.
+    found = planned(n2=20.0, n4=32.4)
+    assert found[4] == pytest.approx(32.4)
+    assert found[1] == pytest.approx(9.0)
+    # However slow the larger size was, it is no slower than a smaller one.
+    assert planned(n3=30.0, n4=10.0)[4] == planned(n3=30.0, n4=10.0)[3]
