@@ -50,6 +50,7 @@ def test_a_new_promise_on_a_part_takes_a_device_from_best_effort(is_elastic):
     admitted = with_fields(due(300.0), admitted_at_s=10.0, promised_finish_s=260.0)
     again = decide(policy, [best, admitted], held=held, nodes=TWO, memory=plan.memory, now_s=11.0)
     assert places(again) == places(plan)
+    assert again.reasons["best"] == plan.reasons["best"]
     free = {"best": (["n/0"], None)} if is_elastic else {}
     best = runs(best, 1) if is_elastic else with_fields(best, state=JobState.PENDING)
     later = decide(policy, [best, admitted], held=free, nodes=TWO, memory=again.memory, now_s=12.0)

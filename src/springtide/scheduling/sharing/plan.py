@@ -96,6 +96,18 @@ class SharePlan:
         self.weak = self._board.best_effort_devices()
         self.taken = self._taken()
 
+    def why_displaced(self) -> dict[WorkloadId, str]:
+        """The reasons of other workloads that lose a device to a share: now, or by a claim of an earlier decision, as
+        long as they have not left it."""
+        takers = dict(self.displaced)
+        names = {view.job.job_id: view.job.name for view in self.jobs}
+        names |= {view.service.service_id: view.service.name for view in self.services}
+        for who, held in self._snapshot.allocations.items() if self.claims else ():
+            claimed = [self.claims[device] for device in held.device_ids if device in self.claims]
+            if claimed and who not in self.sharers:
+                takers.setdefault(who, names[claimed[0]])
+        return {who: f"'{name}' needs a part of one of its devices" for who, name in takers.items()}
+
     def _taken(self) -> frozenset[DeviceId]:
         return self._in_parts.union(*self._chosen.values()) - self._board.yielded
 

@@ -106,7 +106,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
             allocations=_in_order(snapshot, {**whole, **parts.allocations}),
             admitted={**plan.admitted, **parts.admitted},
             rejected={**plan.rejected, **parts.rejected},
-            reasons={**plan.reasons, **_displaced(parts), **parts.reasons, **dict.fromkeys(late, _GIVEN_UP)},
+            reasons={**plan.reasons, **parts.why_displaced(), **parts.reasons, **dict.fromkeys(late, _GIVEN_UP)},
             claims={**plan.claims, **_waits(parts, plan, snapshot), **late},
             revisit_at_s=min(moments, default=None),
             memory=_joined(snapshot.memory, parts.claims, parts.places_of_promised(), plan.memory, answer),
@@ -417,11 +417,6 @@ def _stopped(snapshot: Snapshot, parts: SharePlan) -> set[WorkloadId]:
         if not left or (not view.job.elastic and len(left) < held.num_devices):
             stopped.add(view.job.job_id)
     return stopped
-
-
-def _displaced(parts: SharePlan) -> dict[WorkloadId, str]:
-    """The reasons of jobs of the inner policy that lose a device to a share."""
-    return {job_id: f"'{name}' needs a part of one of its devices" for job_id, name in parts.displaced.items()}
 
 
 def _one_holder_each(snapshot: Snapshot, claims: Claims) -> dict[WorkloadId, Allocation]:
