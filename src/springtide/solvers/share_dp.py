@@ -134,38 +134,45 @@ def hull_segments(sizes: Ints, values: Floats) -> tuple[Ints, Floats, Floats]:
     order of size.
     """
     num_jobs, num_sizes = sizes.shape
-    if num_jobs <= FEW_ROWS:
-        return _hull_segments_of_few(sizes, values)
     at_size, at_value = np.zeros(num_jobs), np.zeros(num_jobs)
     rows: list[Ints] = []
     slopes: list[Floats] = []
     widths: list[Floats] = []
     alive = np.arange(num_jobs)
     for _ in range(num_sizes):
+        if len(alive) <= FEW_ROWS:
+            few = _hull_segments_of_few(alive, sizes[alive], values[alive], at_size[alive], at_value[alive])
+            rows.append(few[0])
+            slopes.append(few[1])
+            widths.append(few[2])
+            break
         more = sizes[alive] - at_size[alive, None]
         gain = values[alive] - at_value[alive, None]
         slope = np.divide(gain, more, out=np.full(gain.shape, -np.inf), where=more > 0)
         # Of equal slopes the farthest, so that no corner lies on a straight line.
         best = num_sizes - 1 - np.argmax(slope[:, ::-1], axis=1)
         index = np.arange(len(alive))
-        rises = slope[index, best] > 0.0
-        alive, best, index = alive[rises], best[rises], index[rises]
-        if not len(alive):
-            break
+        steepest = slope[index, best]
+        rises = steepest > 0.0
+        if not rises.all():
+            alive, best, index, steepest = alive[rises], best[rises], index[rises], steepest[rises]
         rows.append(alive)
-        slopes.append(slope[index, best])
-        widths.append(more[index, best].astype(np.float64))
+        slopes.append(steepest)
+        widths.append(more[index, best])
         at_size[alive], at_value[alive] = sizes[alive, best], values[alive, best]
     if not rows:
         return np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0)
     return np.concatenate(rows), np.concatenate(slopes), np.concatenate(widths)
 
 
-def _hull_segments_of_few(sizes: Ints, values: Floats) -> tuple[Ints, Floats, Floats]:
-    """The same, row by row: the first segment of each row, then the second ones, and so on."""
+def _hull_segments_of_few(
+    numbers: Ints, sizes: Ints, values: Floats, sizes_at: Floats, values_at: Floats
+) -> tuple[Ints, Floats, Floats]:
+    """The same from these corners on, for rows with these numbers, one by one: the next segment of each row, then those
+    after it, and so on."""
     rounds: list[list[tuple[int, float, float]]] = [[] for _ in range(sizes.shape[1])]
-    for row, (xs, ys) in enumerate(zip(sizes.tolist(), values.tolist(), strict=True)):
-        at_size = at_value = 0.0
+    given = (numbers.tolist(), sizes.tolist(), values.tolist(), sizes_at.tolist(), values_at.tolist())
+    for row, xs, ys, at_size, at_value in zip(*given, strict=True):
         for segments in rounds:
             best, steepest = -1, 0.0
             for index, x in enumerate(xs):

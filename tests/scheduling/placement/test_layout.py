@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from kits.job_parts import with_fields
-from springtide.core.decision import JobView, Plan, Snapshot
+from springtide.core.decision import JobView, Plan, PoolAllocation, Snapshot
 from springtide.core.job_parts import JobBounds
 from springtide.core.resources import Node, Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob
-from springtide.scheduling.placement.layout import shape_of
+from springtide.scheduling.placement.layout import held_devices, layout_of, shape_of
 from springtide.scheduling.registry import POLICY_NAMES, make_policy
 
 NODE = make_node("n", 3)
@@ -61,3 +61,23 @@ def test_nobody_remembers_devices_that_are_not_shown_any_more(name):
             assert set(allocation.device_ids) <= snapshot.cluster.device_set
         if plan.admitted:
             view = with_fields(view, admitted_at_s=0.0, promised_finish_s=5_000.0)
+
+
+def test_what_is_held_is_read_once_for_the_same_allocations_and_without_dead_devices():
+    layout = layout_of(Topology(nodes=(NODE, make_node("m", 2))))
+    allocations = {
+        "a": PoolAllocation(device_ids=("n/0", "n/2")),
+        "b": PoolAllocation(device_ids=("m/1", "gone/0")),
+        "c": PoolAllocation(device_ids=()),
+    }
+    held = held_devices(layout, allocations)
+    assert {who: layout.devices_of(mine) for who, mine in held.of.items()} == {
+        "a": ("n/0", "n/2"),
+        "b": ("m/1",),
+        "c": (),
+    }
+    assert held.all == held.of["a"] | held.of["b"]
+    assert held_devices(layout, allocations) is held
+    # Equal ones are another mapping, and may be changed apart.
+    other = {**allocations, "c": PoolAllocation(device_ids=("n/1",))}
+    assert layout.devices_of(held_devices(layout, other).all) == ("n/0", "n/1", "n/2", "m/1")

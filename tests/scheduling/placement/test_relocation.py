@@ -90,6 +90,10 @@ def test_out_of_reach_is_what_is_found_one_by_one_while_claims_change(seed: int)
         if rng.random() < 0.7:
             free = addresses(claims.idle | claims.of(who))
             claims.take(who, bits(*[free[at] for at in rng.choice(len(free), min(len(free), 3), replace=False)]))
+        elif rng.random() < 0.5:
+            # Whether or not there is room: what was tried in vain is taken back.
+            claims.make_room(who)
+        who = workloads[int(rng.integers(10))]
         assert claims.out_of_reach(who) == reach(claims, who, workloads)
 
 
@@ -112,9 +116,10 @@ def test_room_is_made_where_the_fewest_devices_move() -> None:
 def test_in_vain_nothing_changes(held: dict[WorkloadId, list[int]], movable: frozenset[WorkloadId]) -> None:
     counts = {who: len(at) for who, at in held.items()} | {NEW: 4}
     claims = claims_for(held, counts, movable=movable)
-    before = claims.idle
+    before, beyond = claims.idle, {who: claims.out_of_reach(who) for who in held}
     assert not claims.make_room(NEW)
     assert claims.idle == before
+    assert {who: claims.out_of_reach(who) for who in held} == beyond
     assert all(claims.of(who) == bits(*at) for who, at in held.items())
 
 

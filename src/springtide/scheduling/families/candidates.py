@@ -123,13 +123,12 @@ def read_rows(
         row.is_fixed = not view.job.elastic and num_held > 0
         row.stall_s = _stall_s(view, snapshot)
         family = families.get(row.key)
-        curve = curve_of(view)
         pace = paces.get(row.key)
-        if pace is not None and family is not None and (view.job.batch is not None or curve.source == "guess"):
+        if pace is not None and family is not None and (view.job.batch is not None or curve_of(view).source == "guess"):
             row.pace = pace
             row.noise = view.learnt.noise or family.noise_at(view.equivalent_steps)
             by_pace.setdefault(row.key, []).append(row)
-        elif curve.source != "guess" and curve.sizes and view.job.batch is None:
+        elif view.job.batch is None and (curve := curve_of(view)).source != "guess" and curve.sizes:
             _by_curve(row, [curve.rate(int(size)) for size in row.sizes], snapshot)
         else:
             _unknown(row)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from springtide.core.decision import JobView, Snapshot
-from springtide.core.workload import TrainingJob
+from springtide.core.workload import TrainingJob, WorkloadId
 from springtide.scheduling.families.candidates import size_grid
 from springtide.scheduling.families.family import FamilySpeed, JobFamily, family_key, read_family, write_family
 from springtide.scheduling.placement.allocation_ledger import most_workers
@@ -27,10 +27,14 @@ class FamilyMemory:
         self._kept: Mapping[str, Any] | None = None
         self._families: dict[str, JobFamily] = {}
         self._speeds: dict[str, FamilySpeed] = {}
+        self._keys: dict[WorkloadId, tuple[TrainingJob, str]] = {}
 
     def key_of(self, job: TrainingJob) -> str:
         """The key of a job's family."""
-        return family_key(job, alone=not self._learns)
+        known = self._keys.get(job.job_id)
+        if known is None or known[0] is not job:
+            known = self._keys[job.job_id] = (job, family_key(job, alone=not self._learns))
+        return known[1]
 
     def read(self, kept: Mapping[str, Any] | None) -> dict[str, JobFamily]:
         """The families in these plain values."""
@@ -56,6 +60,7 @@ class FamilyMemory:
         """The families with the new measurements of these jobs, and the lengths of those that have left."""
         families = self.read(kept)
         live = {view.job.job_id for view in views}
+        self._keys = {job_id: known for job_id, known in self._keys.items() if job_id in live}
         for job_id, (key, progress) in (kept["jobs"] if kept is not None else {}).items():
             if job_id not in live and key in families and progress > 0.0:
                 families[key] = families[key].with_length(progress)

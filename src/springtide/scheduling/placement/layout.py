@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import functools
+import operator
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from springtide.core.decision import PoolAllocation
 from springtide.core.resources import Device, DeviceId, Node, Topology
+from springtide.core.workload import WorkloadId
+
+T = TypeVar("T")
+# So many answers for the devices of a workload are kept. On 8,192 devices there are some 1,500 workloads, and several
+# layouts: with and without devices that are shared.
+_MOST_KEPT = 16384
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -83,14 +92,15 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def devices_of(self, bits: int) -> tuple[DeviceId, ...]:
         """The devices in a bitmap, in order of address."""
-        found = (self.device_at[address] for address in addresses(bits))
-        return tuple(device for device in found if device is not None)
+        found = [self.device_at[address] for address in addresses(bits & self.present)]
+        return tuple([device for device in found if device is not None])
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=_MOST_KEPT)
 def _bitmap(layout: Layout, device_ids: tuple[DeviceId, ...]) -> int:
     # Workloads keep their devices, and are asked for them many times in each decision.
-    return layout.bitmap([*device_ids])
+    address_of = layout.address_of
+    return layout.bitmap_at([address_of[device] for device in device_ids if device in address_of])
 
 
 def layout_of(cluster: Topology) -> Layout:
@@ -114,15 +124,51 @@ def shape_of(node: Node) -> str:
     return str(len(indices)) if indices == list(range(len(indices))) else f"of {','.join(map(str, indices))}"
 
 
+class HeldDevices(NamedTuple):
+    """The devices that workloads hold, as bitmaps without dead devices: of each, and of all together."""
+
+    of: Mapping[WorkloadId, int]
+    all: int
+
+
+def held_devices(layout: Layout, allocations: Mapping[WorkloadId, PoolAllocation]) -> HeldDevices:
+    """The devices of these allocations (not changed any more); the same object again for the same mapping."""
+    return _held_devices(layout, Same(allocations))
+
+
+@functools.lru_cache(maxsize=4)
+def _held_devices(layout: Layout, key: Same[Mapping[WorkloadId, PoolAllocation]]) -> HeldDevices:
+    of = {workload_id: _bitmap(layout, held.device_ids) for workload_id, held in key.value.items()}
+    return HeldDevices(of, functools.reduce(operator.or_, of.values(), 0))
+
+
+@functools.lru_cache(maxsize=_MOST_KEPT)
 def is_scattered(layout: Layout, devices: Sequence[DeviceId]) -> bool:
     """Whether devices (a tuple, all alive) lie on more nodes than an empty cluster would need for so many.
 
     Cached: it is called with the same tuples again and again while workloads keep their devices.
     """
-    if len(devices) == 1:
+    found = [layout.address_of[device] for device in devices]
+    low, high = min(found), max(found)
+    node = layout.node_at(low)
+    if high < layout.node_starts[node] + (1 << layout.node_levels[node]):
         return False
-    nodes = {layout.node_at(layout.address_of[device]) for device in devices}
-    return len(nodes) > layout.nodes_needed(len(devices))
+    return len({layout.node_at(address) for address in found}) > layout.nodes_needed(len(found))
+
+
+class Same(Generic[T]):
+    """A value that is not changed any more as a key: equal to itself alone."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
 
 
 class SameNodes:
@@ -225,17 +271,8 @@ def addresses(bits: int) -> list[int]:
     if bits.bit_count() > _MANY:
         found: list[int] = address_array(bits, -(-bits.bit_length() // 8) * 8).tolist()
         return found
-    return list(_addresses(bits))
-
-
-def address_array(bits: int, size: int) -> NDArray[np.int64]:
-    """All addresses in a bitmap of `size` (a multiple of 8) addresses, ascending."""
-    octets = np.frombuffer(bits.to_bytes(size // 8, "little"), dtype=np.uint8)
-    return np.flatnonzero(np.unpackbits(octets, bitorder="little"))
-
-
-def _addresses(bits: int) -> Iterator[int]:
     # In words of 64 bits: picking bits from an integer of a thousand bytes would copy it each time.
+    chosen: list[int] = []
     offset = 0
     while bits:
         skipped = lowest(bits)
@@ -245,9 +282,16 @@ def _addresses(bits: int) -> Iterator[int]:
         bits >>= 64
         while word:
             low = word & -word
-            yield offset + low.bit_length() - 1
+            chosen.append(offset + low.bit_length() - 1)
             word ^= low
         offset += 64
+    return chosen
+
+
+def address_array(bits: int, size: int) -> NDArray[np.int64]:
+    """All addresses in a bitmap of `size` (a multiple of 8) addresses, ascending."""
+    octets = np.frombuffer(bits.to_bytes(size // 8, "little"), dtype=np.uint8)
+    return np.flatnonzero(np.unpackbits(octets, bitorder="little"))
 
 
 def level_for(count: int) -> int:

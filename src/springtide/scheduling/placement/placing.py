@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import chain
+from typing import NamedTuple
 
-from springtide.core.decision import EMPTY, PoolAllocation, Snapshot
+from springtide.core.decision import EMPTY, JobView, PoolAllocation, Snapshot
 from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.layout import (
     Layout,
+    Same,
     addresses,
     block_at,
+    held_devices,
     is_scattered,
     layout_of,
     level_for,
@@ -50,7 +53,7 @@ def place(
         workload_id in movable and is_scattered(layout, tuple(at)) for workload_id, at in chosen.items()
     ):
         chosen = _Placement(counts, snapshot, layout, movable, wanted, budget).run()
-    batch_of = {view.job.job_id: view.job.global_batch_size for view in snapshot.jobs}
+    batch_of = _of_jobs(Same(snapshot.jobs)).batches
     placed: dict[WorkloadId, PoolAllocation] = {}
     for workload_id, devices in chosen.items():
         held, batch = snapshot.allocations.get(workload_id), batch_of.get(workload_id)
@@ -59,6 +62,21 @@ def place(
         else:
             placed[workload_id] = PoolAllocation(device_ids=tuple(devices), global_batch_size=batch)
     return placed
+
+
+class _Jobs(NamedTuple):
+    """What placing reads of jobs: their batches, and those that keep their devices."""
+
+    batches: Mapping[WorkloadId, int]
+    rigid: frozenset[WorkloadId]
+
+
+@functools.lru_cache(maxsize=4)
+def _of_jobs(key: Same[tuple[JobView, ...]]) -> _Jobs:
+    jobs = [view.job for view in key.value]
+    return _Jobs(
+        {job.job_id: job.global_batch_size for job in jobs}, frozenset([job.job_id for job in jobs if not job.elastic])
+    )
 
 
 def held_counts(snapshot: Snapshot) -> Mapping[WorkloadId, int]:
@@ -74,7 +92,7 @@ def _as_decided(
     """The devices decided before or held, if every workload has its count with them; None if one needs a place."""
     allocations = snapshot.allocations
     chosen: dict[WorkloadId, Devices] = {}
-    total = 0
+    total, bits, held_bits = 0, 0, held_devices(layout, allocations).of
     for workload_id, count in counts.items():
         if count <= 0:
             continue
@@ -84,10 +102,12 @@ def _as_decided(
             if held is None or len(held.device_ids) != count:
                 return None
             devices = held.device_ids
+            bits |= held_bits[workload_id]
+        else:
+            bits |= layout.bitmap(devices)
         chosen[workload_id] = devices
         total += count
-    distinct = set(chain.from_iterable(chosen.values()))
-    return chosen if len(distinct) == total and layout.address_of.keys() >= distinct else None
+    return chosen if bits.bit_count() == total else None
 
 
 def _unmoved_devices(
@@ -99,40 +119,40 @@ def _unmoved_devices(
     A workload that holds no more than its count keeps all of them. One that holds more first gives up the devices that
     were decided for others.
     """
-    alive = layout.address_of.keys()
+    bitmap, everything = layout.bitmap, held_devices(layout, snapshot.allocations)
+    held_bits = everything.of
     held: dict[WorkloadId, Devices] = {
         workload_id: allocation.device_ids
         for workload_id, allocation in snapshot.allocations.items()
         if workload_id in counts
     }
-    if not alive >= set(chain.from_iterable(held.values())):
-        held = {
-            workload_id: tuple(device for device in devices if device in alive) for workload_id, devices in held.items()
-        }
+    if everything.all.bit_count() < sum(map(len, held.values())):
+        # Some are dead.
+        alive = layout.address_of
+        held = {who: tuple([device for device in devices if device in alive]) for who, devices in held.items()}
+    # Those without a dead device, or one twice.
     decided = {
-        workload_id: devices for workload_id, devices in wanted.items() if len(devices) == counts.get(workload_id)
+        workload_id: devices
+        for workload_id, devices in wanted.items()
+        if len(devices) == counts.get(workload_id) == bitmap(devices).bit_count()
     }
-    if not alive >= set(chain.from_iterable(decided.values())):
-        decided = {workload_id: devices for workload_id, devices in decided.items() if alive >= set(devices)}
     while True:
-        promised = set(chain.from_iterable(decided.values()))
-        kept_devices = [
-            devices
-            for workload_id, devices in held.items()
-            if workload_id not in decided
-            and (
-                len(devices) <= counts[workload_id]
-                or sum(device not in promised for device in devices) < counts[workload_id]
-            )
-        ]
-        taken = set(chain.from_iterable(kept_devices))
-        if len(promised) == sum(map(len, decided.values())) and taken.isdisjoint(promised):
+        promised = taken = num_promised = 0
+        for devices in decided.values():
+            promised |= bitmap(devices)
+            num_promised += len(devices)
+        for workload_id, devices in held.items():
+            if workload_id not in decided:
+                bits, count = held_bits[workload_id], counts[workload_id]
+                if len(devices) <= count or (bits & ~promised).bit_count() < count:
+                    taken |= bits
+        if promised.bit_count() == num_promised and not taken & promised:
             break
         kept: dict[WorkloadId, Devices] = {}
         for workload_id, devices in decided.items():
-            if taken.isdisjoint(devices) and len(set(devices)) == len(devices):
+            if not taken & (bits := bitmap(devices)):
                 kept[workload_id] = devices
-                taken.update(devices)
+                taken |= bits
         decided = kept
     unmoved = {workload_id: devices for workload_id, devices in held.items() if len(devices) == counts[workload_id]}
     unmoved.update(decided)
@@ -166,7 +186,7 @@ class _Placement:
         self.snapshot = snapshot
         self.counts = {workload_id: count for workload_id, count in counts.items() if count > 0}
         self.unmoved = _unmoved_devices(self.counts, snapshot, layout, wanted)
-        rigid = {view.job.job_id for view in snapshot.jobs if not view.job.elastic}
+        rigid = _of_jobs(Same(snapshot.jobs)).rigid
         self.services = {view.service.service_id for view in snapshot.services}
         # A job that is moving must have arrived before it may be moved again.
         self.movable = frozenset(
@@ -338,7 +358,7 @@ class _Placement:
             if around:
                 best = min(around, key=lambda start: (-(held & block_at(start, level)).bit_count(), start))
                 return block_at(best, level)
-        census = Census(self.layout, idle)
+        census = self.claims.census(idle)
         if wants_block:
             return census.aligned_block(count)
         return census.compact(count) if fewest_suffice(census, count) else 0
@@ -355,7 +375,7 @@ class _Placement:
 
     def _start(self, workload_id: WorkloadId) -> None:
         count = self.counts[workload_id]
-        idle = Census(self.layout, self.claims.idle)
+        idle = self.claims.census(self.claims.idle)
         assert idle.num_idle >= count, "the counts do not fit into the cluster"
         if self.movable and not fits_compactly(idle, count) and self.claims.make_room(workload_id):
             return
@@ -396,11 +416,11 @@ class _Placement:
 
     def _prefer_free(self, find: Finder, own: int) -> int:
         """A place of devices that no workload holds now, unless one that others give back is more compact."""
-        soon = find(Census(self.layout, self.claims.idle))
+        soon = find(self.claims.census(self.claims.idle))
         assert soon, "the counts do not fit into the cluster"
         if soon & self.claims.held_now == 0:
             return soon
-        now = find(Census(self.layout, self.claims.free_now))
+        now = find(self.claims.census(self.claims.free_now))
         return now if now and self._spread(now | own) <= self._spread(soon | own) else soon
 
     def _spread(self, devices: int) -> tuple[int, bool]:

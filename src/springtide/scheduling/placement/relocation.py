@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 
 import msgspec
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from springtide.core.decision import PoolAllocation
 from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.placement.layout import Layout, addresses, block_at, level_for
+from springtide.scheduling.placement.layout import Layout, block_at, held_devices, level_for
 from springtide.scheduling.placement.topology import Census, fewest_suffice, fits_compactly
 
 # How many blocks are looked at when others have to make room: those with the fewest devices in the way.
@@ -54,16 +53,34 @@ class Claims:
         self._unmoved = unmoved
         self._movable = movable
         self._of: dict[WorkloadId, int] = {}
-        self._held: dict[WorkloadId, int] = {}
+        self._held, self.held_now = held_devices(layout, allocations)
         self._kept: dict[WorkloadId, int] = {}
-        self.held_now = layout.bitmap(chain.from_iterable([held.device_ids for held in allocations.values()]))
-        self.idle = layout.present & ~layout.bitmap(chain.from_iterable(unmoved.values()))
-        self._owner: list[WorkloadId | None] | None = None
+        taken = 0
+        for workload_id, devices in unmoved.items():
+            held = allocations.get(workload_id)
+            is_held = held is not None and held.device_ids is devices
+            bits = self._kept[workload_id] = self._held[workload_id] if is_held else layout.bitmap(devices)
+            taken |= bits
+        self.idle = layout.present & ~taken
+        # The movable workload that claims each device; of a device that none claims now, one that did before.
+        self._owner: dict[DeviceId, WorkloadId] | None = None
         # The moving workloads: the devices that each still waits for, and those that it then gives back.
         self._movers: dict[WorkloadId, tuple[int, int]] | None = None
-        self._undo: list[tuple[WorkloadId, int]] = []
+        # Each claim that was changed, with what the workload claimed before, and its move.
+        self._undo: list[tuple[WorkloadId, int, tuple[int, int] | None]] = []
+        # What is out of reach of a workload, as long as no claim changes.
+        self._beyond: dict[WorkloadId, int] = {}
+        self._known: list[Census] = []
         self._by_count: dict[int, int] = {}
         self._clearings_left = 0
+
+    def census(self, devices: int) -> Census:
+        """What is idle of `devices`: of all that are idle, or free now, the same object again until one is claimed."""
+        for known in self._known:
+            if known.idle == devices:
+                return known
+        self._known = [Census(self.layout, devices), *self._known[:1]]
+        return self._known[0]
 
     @property
     def free_now(self) -> int:
@@ -77,51 +94,48 @@ class Claims:
 
     def held(self, workload_id: WorkloadId) -> int:
         """The devices that a workload holds now, without dead ones."""
-        bits = self._held.get(workload_id)
-        if bits is None:
-            given = self._allocations.get(workload_id)
-            bits = self._held[workload_id] = 0 if given is None else self.layout.bitmap(given.device_ids)
-        return bits
+        return self._held.get(workload_id, 0)
 
     def of(self, workload_id: WorkloadId) -> int:
         """The devices that a workload claims."""
         bits = self._of.get(workload_id)
-        if bits is not None:
-            return bits
-        bits = self._kept.get(workload_id)
-        if bits is None:
-            bits = self._kept[workload_id] = self.layout.bitmap(self._unmoved.get(workload_id, ()))
-        return bits
+        return self._kept.get(workload_id, 0) if bits is None else bits
 
     def take(self, workload_id: WorkloadId, bits: int) -> None:
         """Claim `bits` and nothing else for a workload; they must be idle or its own."""
         before = self.of(workload_id)
         assert not bits & ~(self.idle | before), f"{workload_id} is to take what others have"
-        self._undo.append((workload_id, before))
+        self._undo.append((workload_id, before, None if self._movers is None else self._movers.get(workload_id)))
         self._set(workload_id, before, bits)
+        if self._movers is not None:
+            self._note_move(workload_id)
 
     def _set(self, workload_id: WorkloadId, before: int, bits: int) -> None:
+        self._beyond.clear()
         self._of[workload_id] = bits
         self.idle = self.idle & ~bits | before & ~bits
         if self._owner is not None and workload_id in self._movable:
             self._enter(workload_id, before, bits)
-        if self._movers is not None:
-            self._note_move(workload_id)
 
     def _roll_back(self, mark: int) -> None:
         while len(self._undo) > mark:
-            workload_id, before = self._undo.pop()
-            self._set(workload_id, self.of(workload_id), before)
+            workload_id, before, move = self._undo.pop()
+            self._set(workload_id, self._of[workload_id], before)
+            if self._movers is not None:
+                self._keep_move(workload_id, move)
 
     # --- waiting for others -----------------------------------------------------------------------------------------
 
     def _note_move(self, workload_id: WorkloadId) -> None:
         """Record whether a workload gives up devices for others, which it does only once it has these."""
-        assert self._movers is not None
         held, claimed = self.held(workload_id), self.of(workload_id)
         takes, gives = claimed & ~held, held & ~claimed
-        if takes and gives:
-            self._movers[workload_id] = takes, gives
+        self._keep_move(workload_id, (takes, gives) if takes and gives else None)
+
+    def _keep_move(self, workload_id: WorkloadId, move: tuple[int, int] | None) -> None:
+        assert self._movers is not None
+        if move is not None:
+            self._movers[workload_id] = move
         else:
             self._movers.pop(workload_id, None)
 
@@ -130,27 +144,34 @@ class Claims:
 
         New replicas start before the old ones stop, so two jobs that wait for each other's devices wait for ever.
         """
-        if self._movers is None:
-            self._movers = {}
-            for other in (*self._unmoved, *self._of):
-                if self._may_move(other):
-                    self._note_move(other)
+        known = self._beyond.get(workload_id)
+        if known is not None:
+            return known
         region = held = self.held(workload_id)
         # Its own move adds nothing: what it gives back it holds. One that holds nothing is waited for by no other.
-        others = list(self._movers.values()) if held else []
+        others = list(self._moves().values()) if held else []
         while others:
             # Whatever is reached is reached in any order.
-            beyond: list[tuple[int, int]] = []
+            rest: list[tuple[int, int]] = []
             before = region
             for move in others:
                 if move[0] & region:
                     region |= move[1]
                 else:
-                    beyond.append(move)
+                    rest.append(move)
             if region == before:
                 break
-            others = beyond
-        return region & ~held
+            others = rest
+        beyond = self._beyond[workload_id] = region & ~held
+        return beyond
+
+    def _moves(self) -> dict[WorkloadId, tuple[int, int]]:
+        if self._movers is None:
+            self._movers = {}
+            for other in (*self._unmoved, *self._of):
+                if self._may_move(other):
+                    self._note_move(other)
+        return self._movers
 
     def _may_move(self, workload_id: WorkloadId) -> bool:
         if workload_id in self._of:
@@ -170,20 +191,22 @@ class Claims:
         if self._budget.clearings <= 0:
             return False
         if self._owner is None:
-            self._owner = [None] * self.layout.size
-            for other in self._counts:
+            self._owner = {}
+            for other, count in self._counts.items():
                 if other in self._movable:
-                    self._enter(other, 0, self.of(other))
+                    kept, bits = other not in self._of, self.of(other)
+                    devices = self._unmoved.get(other, ()) if kept else self.layout.devices_of(bits)
+                    self._owner.update(dict.fromkeys(devices, other))
+                    self._by_count[count] = self._by_count.get(count, 0) | bits
+        # From here on what is undone takes back the moves, too.
+        self._moves()
         self._clearings_left = min(MAX_CLEARINGS, self._budget.clearings)
         return self._collect(workload_id, 0)
 
     def _enter(self, workload_id: WorkloadId, before: int, bits: int) -> None:
-        """Record the new owner of each address, for jobs that may be moved."""
+        """Record the new owner of each device, for jobs that may be moved."""
         assert self._owner is not None
-        for address in addresses(before & ~bits):
-            self._owner[address] = None
-        for address in addresses(bits & ~before):
-            self._owner[address] = workload_id
+        self._owner.update(dict.fromkeys(self.layout.devices_of(bits & ~before), workload_id))
         count = self._counts[workload_id]
         self._by_count[count] = self._by_count.get(count, 0) & ~before | bits
 
@@ -237,9 +260,8 @@ class Claims:
         """Jobs that free at least `missing` of the occupied devices if they go, larger ones first."""
         assert self._owner is not None
         frees: dict[WorkloadId, int] = {}
-        for address in addresses(occupied):
-            other = self._owner[address]
-            assert other is not None
+        for device in self.layout.devices_of(occupied):
+            other = self._owner[device]
             frees[other] = frees.get(other, 0) + 1
         evicted: list[WorkloadId] = []
         while missing > 0 and frees:
@@ -262,8 +284,10 @@ class Claims:
         usable = (self.idle | self.of(workload_id)) & ~avoid & ~self.out_of_reach(workload_id)
         inside = Census(self.layout, block & usable)
         # Choosing the devices takes longer than counting them.
-        place = inside.compact(self._counts[workload_id]) if fewest_suffice(inside, self._counts[workload_id]) else 0
-        if not place or len(self.layout.nodes_of(place)) > self.layout.nodes_needed(self._counts[workload_id]):
+        count = self._counts[workload_id]
+        is_enough = inside.num_idle >= count and fewest_suffice(inside, count)
+        place = inside.compact(count) if is_enough else 0
+        if not place or len(self.layout.nodes_of(place)) > self.layout.nodes_needed(count):
             return False
         self.take(workload_id, place)
         return all(self._relocate(other, avoid | place) for other in evicted)
@@ -273,14 +297,14 @@ class Claims:
         nodes than now."""
         layout, count, held = self.layout, self._counts[workload_id], self.held(workload_id)
         allowed = self.idle & ~avoid & ~self.out_of_reach(workload_id)
-        for idle in (allowed & ~self.held_now, allowed):
-            census = Census(layout, idle)
+        room = Census(layout, allowed)
+        for census in (Census(layout, allowed & ~self.held_now), room):
             if fits_compactly(census, count):
                 self.take(workload_id, census.compact(count))
                 return True
         if self._collect(workload_id, avoid):
             return True
-        most, room = max(layout.nodes_needed(count), len(layout.nodes_of(held))), Census(layout, allowed)
+        most = max(layout.nodes_needed(count), len(layout.nodes_of(held)))
         if held.bit_count() == count and not held & ~allowed:
             self.take(workload_id, held)
         elif 0 < room.fewest_nodes(count) <= most:
@@ -294,9 +318,12 @@ def _with_room(room: Census, free: Census, level: int, count: int) -> list[int]:
     """The blocks of a level that could have `count` devices, those with the most idle ones first."""
     if level >= room.layout.num_levels:
         return []
-    indices = np.flatnonzero(np.asarray(room.counts(level)) >= count)
-    idle = np.asarray(free.counts(level), dtype=np.int64)[indices]
-    chosen = indices[np.argsort(-idle, kind="stable")[:MAX_CANDIDATES]]
+    indices = np.flatnonzero(room.counts(level) >= count)
+    if not len(indices):
+        return []
+    # Of 16 bits, numbers are sorted in linear time.
+    num_taken = (1 << level) - free.counts(level)[indices]
+    chosen = indices[num_taken.astype(np.int16 if level < 15 else np.int64).argsort(kind="stable")[:MAX_CANDIDATES]]
     return [block_at(index << level, level) for index in chosen.tolist()]
 
 

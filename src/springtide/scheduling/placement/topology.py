@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +22,17 @@ from springtide.scheduling.placement.layout import lowest as lowest
 
 Ints = NDArray[np.int64]
 
-# For blocks of 1, 2 and 4 bits: how many bits are set in each block of a byte, as tables for bytes.translate.
-_BITS_IN_BYTE: tuple[tuple[bytes, ...], ...] = tuple(
-    tuple(
-        bytes((value >> shift & (1 << width) - 1).bit_count() for value in range(256)) for shift in range(0, 8, width)
+Counts = NDArray[np.uint8] | Ints
+
+# For blocks of 1, 2 and 4 bits: how many bits of a byte are in each, as the bytes of one number. Shapes [256].
+_BITS_IN_BYTE: tuple[NDArray[Any], ...] = tuple(
+    np.array(
+        [[(value >> shift & (1 << width) - 1).bit_count() for shift in range(0, 8, width)] for value in range(256)],
+        dtype=np.uint8,
     )
-    for width in (1, 2, 4)
+    .view(of_all)
+    .reshape(-1)
+    for width, of_all in ((1, np.uint64), (2, np.uint32), (4, np.uint16))
 )
 
 
@@ -36,14 +42,15 @@ class Census:
     Immutable; counts lazily, so that a question costs only the levels it looks at.
     """
 
-    __slots__ = ("_counts", "_full", "_of_nodes", "idle", "layout")
+    __slots__ = ("_counts", "_full", "_of_nodes", "_on_wide", "idle", "layout")
 
     def __init__(self, layout: Layout, idle: int) -> None:
         self.layout = layout
         self.idle = idle
         self._full = [idle]
-        self._counts: dict[int, bytearray | Ints] = {}
+        self._counts: dict[int, Counts] = {}
         self._of_nodes: Ints | None = None
+        self._on_wide: dict[int, Census] = {}
 
     @property
     def num_idle(self) -> int:
@@ -58,27 +65,22 @@ class Census:
             self._full.append(blocks & blocks >> (1 << below) & self.layout.aligned[below + 1])
         return self._full[level]
 
-    def counts(self, level: int) -> bytearray | Ints:
+    def counts(self, level: int) -> Counts:
         """How many devices are idle in each block of the level, in order of address."""
         found = self._counts.get(level)
         if found is None:
             found = self._counts[level] = self._counted(level)
         return found
 
-    def _counted(self, level: int) -> bytearray | Ints:
+    def _counted(self, level: int) -> Counts:
         if level > 3:
-            below = np.asarray(self.counts(level - 1))
-            pairs: Ints = below[::2] + below[1::2]
-            return pairs
-        octets = self.idle.to_bytes(self.layout.size // 8, "little")
+            below = self.counts(level - 1)
+            return np.asarray(below[::2] + below[1::2], dtype=np.int64)
+        octets = np.frombuffer(self.idle.to_bytes(self.layout.size // 8, "little"), dtype=np.uint8)
         if level == 3:
-            whole_bytes: Ints = np.bitwise_count(np.frombuffer(octets, dtype=np.uint8)).astype(np.int64)
+            whole_bytes: Ints = np.bitwise_count(octets).astype(np.int64)
             return whole_bytes
-        tables = _BITS_IN_BYTE[level]
-        counted = bytearray(len(octets) * len(tables))
-        for offset, table in enumerate(tables):
-            counted[offset :: len(tables)] = octets.translate(table)
-        return counted
+        return _BITS_IN_BYTE[level][octets].view(np.uint8)
 
     def largest_level(self) -> int:
         """The level of the largest block that is idle throughout; -1 if nothing is idle."""
@@ -107,7 +109,7 @@ class Census:
     def _tightest(self, starts: Ints, level: int) -> int:
         """The start whose surroundings have the fewest idle devices: at this level, then at each one above."""
         while len(starts) > 1 and level < self.layout.num_levels:
-            around = np.asarray(self.counts(level))[starts >> level]
+            around = self.counts(level)[starts >> level]
             starts = starts[around == around.min()]
             level += 1
         return int(starts[0])
@@ -137,7 +139,10 @@ class Census:
         wide = max((end for node_level, _, end in self.layout.runs if node_level >= level), default=0)
         if 0 < wide < self.layout.runs[-1][2]:
             # Nodes of several widths: look first where a block of this size does not reach beyond a node.
-            block = Census(self.layout, self.idle & ((1 << wide) - 1)).best_block(level)
+            part = self._on_wide.get(wide)
+            if part is None:
+                part = self._on_wide[wide] = Census(self.layout, self.idle & ((1 << wide) - 1))
+            block = part.best_block(level)
             if block:
                 return block
         return self.best_block(level)
@@ -145,9 +150,18 @@ class Census:
     def idle_of_nodes(self) -> Ints:
         """How many devices are idle on each node; not to be changed. Shape [nodes]."""
         if self._of_nodes is None:
-            parts = [self.counts(level)[start >> level : end >> level] for level, start, end in self.layout.runs]
-            self._of_nodes = np.concatenate([np.zeros(0, dtype=np.int64), *map(np.asarray, parts)])
+            parts = [self._counts_between(level, start, end) for level, start, end in self.layout.runs]
+            self._of_nodes = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
         return self._of_nodes
+
+    def _counts_between(self, level: int, start: int, end: int) -> Counts:
+        """How many devices are idle in each block of the level between these addresses, multiples of its size."""
+        if level >= 3 or level in self._counts:
+            return self.counts(level)[start >> level : end >> level]
+        # Few nodes are so narrow: the rest need not be counted.
+        part = self.idle >> start & (1 << end - start) - 1
+        octets = np.frombuffer(part.to_bytes((end - start + 7) // 8, "little"), dtype=np.uint8)
+        return _BITS_IN_BYTE[level][octets].view(np.uint8)[: end - start >> level]
 
     def fewest_nodes(self, count: int) -> int:
         """The fewest nodes with `count` idle devices together; 0 if not so many are idle."""
@@ -158,7 +172,7 @@ class Census:
         layout = self.layout
         for level in range(level_for(count), layout.node_levels[0] + 1):
             wide = max(end for node_level, _, end in layout.runs if node_level >= level)
-            counts = np.asarray(self.counts(level)[: wide >> level])
+            counts = self.counts(level)[: wide >> level]
             enough = counts[counts >= count]
             if len(enough):
                 tight = np.flatnonzero(counts == enough.min()) << level
@@ -181,7 +195,7 @@ class Census:
         layout = self.layout
         idle = self.idle_of_nodes()
         for level in range(level_for(count), layout.num_levels):
-            counts = np.asarray(self.counts(level))
+            counts = self.counts(level)
             roomy = np.flatnonzero(counts >= count)
             for index in roomy[np.argsort(counts[roomy], kind="stable")].tolist():
                 first = bisect_left(layout.node_starts, index << level)
@@ -214,16 +228,18 @@ class Census:
         if self.num_idle < count:
             return 0
         near = self._extend_subtree(own, count)
-        nodes = self.layout.nodes_of(own)
-        if len(self.layout.nodes_of(own | near)) <= len(nodes):
+        nodes, num_near = self.layout.nodes_of(own), len(self.layout.nodes_of(own | near))
+        if num_near <= len(nodes):
             return near
         home = self.idle & sum(self.layout.node_block(node) for node in nodes)
         missing = count - home.bit_count()
+        if missing > 0 and num_near <= len(nodes) + self.fewest_nodes(missing):
+            # What is missing is on at least so many other nodes.
+            return near
         at_home = Census(self.layout, home).compact(count) if missing <= 0 else home
         if missing > 0:
             at_home |= Census(self.layout, self.idle & ~home).compact(missing)
-        is_closer = len(self.layout.nodes_of(own | at_home)) < len(self.layout.nodes_of(own | near))
-        return at_home if is_closer else near
+        return at_home if len(self.layout.nodes_of(own | at_home)) < num_near else near
 
     def _extend_subtree(self, own: int, count: int) -> int:
         level = enclosing_level(own)

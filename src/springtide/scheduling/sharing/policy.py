@@ -411,7 +411,7 @@ def _stopped(snapshot: Snapshot, parts: SharePlan) -> set[WorkloadId]:
         held = snapshot.allocations.get(view.job.job_id)
         if held is None or view.job.job_id in parts.sharers:
             continue
-        if held.device_ids and parts.claims.keys().isdisjoint(held.device_ids):
+        if held.device_ids and (not parts.claims or parts.claims.keys().isdisjoint(held.device_ids)):
             continue
         left = set(held.device_ids) - parts.claims.keys()
         if not left or (not view.job.elastic and len(left) < held.num_devices):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -230,7 +231,8 @@ class Market:
         for job in jobs:
             wanted = self._wanted_floors.get(job.job_id, 0)
             wanted = min(wanted, self._measured_floors.get(job.job_id, wanted))
-            floor = max([n for n in (*job.sizes, wanted) if n <= min(wanted, left)], default=0) if wanted else 0
+            most = min(wanted, left)
+            floor = max([n for n in (*job.sizes, wanted) if n <= most], default=0) if wanted else 0
             if floor:
                 floors[job.job_id] = floor
                 left -= floor
@@ -314,13 +316,13 @@ class Market:
     def _read_bids(self) -> None:
         """The sizes of each bid, and what each is worth to the job alone. Shapes [bids, sizes], 0 beyond the last."""
         bids = self._bids
-        width = max((len(bid.sizes) for bid in bids), default=1)
-        shape = (len(bids), width)
-        more = [width - len(bid.sizes) for bid in bids]
-        pairs = list(zip(bids, more, strict=True))
-        self._all_sizes: Ints = np.array([[*bid.sizes, *[0] * n] for bid, n in pairs], dtype=np.int64).reshape(shape)
-        seconds = np.array([[*bid.seconds, *[math.inf] * n] for bid, n in pairs]).reshape(shape)
-        lost_s = np.array([[*bid.lost_s, *[0.0] * n] for bid, n in pairs]).reshape(shape)
+        lengths = np.array([len(bid.sizes) for bid in bids], dtype=np.int64)
+        is_size = np.arange(lengths.max(initial=1)) < lengths[:, None]
+        self._all_sizes: Ints = np.zeros(is_size.shape, dtype=np.int64)
+        seconds, lost_s = np.full(is_size.shape, math.inf), np.zeros(is_size.shape)
+        self._all_sizes[is_size] = [*chain.from_iterable([bid.sizes for bid in bids])]
+        seconds[is_size] = [*chain.from_iterable([bid.seconds for bid in bids])]
+        lost_s[is_size] = [*chain.from_iterable([bid.lost_s for bid in bids])]
         reach_s = np.minimum(seconds, HORIZON_S)
         self._all_seconds, self._all_worth = seconds, reach_s / (reach_s + lost_s) / seconds
         # Those that may be chosen.

@@ -347,7 +347,7 @@ def deviates(row: PromiseRow, state: State) -> bool:
 
 def same_devices(one: Devices | None, other: Devices | None) -> bool:
     """Whether both are the same devices, in whatever order."""
-    return one is other or (one is not None and other is not None and len(one) == len(other) and set(one) == set(other))
+    return one == other or (one is not None and other is not None and len(one) == len(other) and set(one) == set(other))
 
 
 def block_of(layout: Layout, devices: Devices) -> tuple[int, int] | None:

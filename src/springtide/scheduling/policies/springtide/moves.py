@@ -122,7 +122,7 @@ def _warming(state: State, snapshot: Snapshot, placed: Placed) -> dict[DeviceId,
 def _changing_twice(snapshot: Snapshot, placed: Placed) -> dict[WorkloadId, int]:
     """The running jobs that give devices up and get others which are still held: they shrink at once and grow when
     those are free, two changes. Each with the number of devices that it keeps meanwhile."""
-    held = {device for given in snapshot.allocations.values() for device in given.device_ids}
+    held: set[DeviceId] | None = None
     found: dict[WorkloadId, int] = {}
     for view in snapshot.jobs:
         before, after = snapshot.allocations.get(view.job.job_id), placed.get(view.job.job_id)
@@ -131,7 +131,11 @@ def _changing_twice(snapshot: Snapshot, placed: Placed) -> dict[WorkloadId, int]
         mine, given = set(before.device_ids), set(after.device_ids)
         # It may hold devices that are left out here, since a workload with a part of them has a stronger claim.
         gives_up = bool(mine - given) or view.num_replicas > len(mine)
-        if gives_up and mine & given and (given - mine) & held:
+        if not (gives_up and mine & given and given - mine):
+            continue
+        if held is None:
+            held = {device for other in snapshot.allocations.values() for device in other.device_ids}
+        if (given - mine) & held:
             found[view.job.job_id] = len(mine & given)
     return found
 
@@ -144,16 +148,20 @@ def without_waits(
     The replica gets a device that is idle or given up at once, of which none was made or one by which a job of `spare`
     would start or grow; that job waits instead.
     """
-    held = {who: set(allocation.device_ids) for who, allocation in snapshot.allocations.items()}
-    given = {who: set(allocation.device_ids) for who, allocation in placed.items()}
-    late = {
-        device for who, mine in held.items() if who in given and not given[who] <= mine for device in mine - given[who]
-    }
+    late: set[DeviceId] = set()
+    for who, before in snapshot.allocations.items():
+        after = placed.get(who)
+        if after is not None and after is not before:
+            mine = set(before.device_ids)
+            if not mine.issuperset(after.device_ids):
+                late.update(mine.difference(after.device_ids))
     waiting = [
         (who, device) for who in services if who in placed for device in placed[who].device_ids if device in late
     ]
     if not waiting:
         return placed
+    held = {who: set(allocation.device_ids) for who, allocation in snapshot.allocations.items()}
+    given = {who: set(allocation.device_ids) for who, allocation in placed.items()}
     used = set().union(*given.values())
     free: list[tuple[WorkloadId | None, DeviceId]] = [
         (None, device) for device in snapshot.cluster.device_ids() if device not in used and device not in late

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.placement.layout import enclosing_level, level_for
+from springtide.scheduling.placement.layout import level_for
 from springtide.scheduling.placement.relocation import SearchBudget
 from springtide.scheduling.placement.topology import Census, Layout, addresses, block_at, lowest
 
@@ -119,6 +119,10 @@ class Packing:
         self._set_owner(bits, None)
 
     def _set_owner(self, bits: int, owner: WorkloadId | None) -> None:
+        start, count = lowest(bits) if bits else 0, bits.bit_count()
+        if bits.bit_length() == start + count:
+            self._owner[start : start + count] = [owner] * count
+            return
         for address in addresses(bits):
             self._owner[address] = owner
 
@@ -164,14 +168,7 @@ class Packing:
 
     def _counts(self, bits: int, level: int) -> npt.NDArray[np.int64]:
         """How many of the addresses in each block of 2**`level` are in the bitmap."""
-        size = max(self.layout.size, 1 << level)
-        octets = np.frombuffer(bits.to_bytes(size // 8, "little"), dtype=np.uint8)
-        # Whole bytes are counted at once.
-        parts = np.unpackbits(octets, bitorder="little") if level < 3 else np.bitwise_count(octets)
-        counts: npt.NDArray[np.int64] = parts.reshape(-1, 1 << (level if level < 3 else level - 3)).sum(
-            axis=1, dtype=np.int64
-        )
-        return counts
+        return np.asarray(Census(self.layout, bits).counts(level), dtype=np.int64)
 
     def _inside(self, start: int, level: int) -> list[WorkloadId]:
         """The jobs in the block, each once, by address."""
@@ -183,16 +180,12 @@ class Packing:
         them, or they are not in one block anyway."""
         if workload_id not in self.movable:
             return self.layout.num_levels + 1
-        if not bits or (workload_id not in self.moved and not _is_block(bits)):
+        if not bits:
             return 0
-        return max(level_for(bits.bit_count()) + 1, enclosing_level(bits))
-
-
-def _is_block(bits: int) -> bool:
-    """Whether these devices fill an aligned block, or the beginning of one."""
-    level = (bits.bit_count() - 1).bit_length()
-    start = lowest(bits) >> level << level
-    return not bits & ~block_at(start, level)
+        first, last, level = lowest(bits), bits.bit_length() - 1, level_for(bits.bit_count())
+        # Whether the devices fill an aligned block, or the beginning of one.
+        is_block = first >> level == last >> level
+        return max(level + 1, (first ^ last).bit_length()) if is_block or workload_id in self.moved else 0
 
 
 def _first(bits: int, count: int) -> int:
