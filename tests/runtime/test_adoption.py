@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from kits.runtime.library_plane import UndisturbedRuns, assert_as, churn, go_on,
 from kits.runtime.runtime_plane import artifact_hash
 from springtide.core.errors import InvalidRequest
 from springtide.core.wire.workers import CheckpointWritten, Failed, GroupBrokenReport, Preempt, Progress, Ready
+from springtide.runtime import adoption
 from springtide.runtime.adoption import adopt
 
 # 83 samples in batches of 16: six steps an epoch, the last one of three samples, which one worker has alone.
@@ -244,3 +246,14 @@ def test_what_cannot_be_adopted_is_refused():
     sharded = type("FullyShardedDataParallel", (torch.nn.Linear,), {})(2, 1)
     with pytest.raises(InvalidRequest, match="sharded over devices"):
         adopt(sharded, optimizer)
+
+
+def test_errors_of_the_context_name_the_calls_of_a_script(monkeypatch):
+    def run_file(entrypoint):
+        raise InvalidRequest("after ctx.backward(loss) call ctx.update(); call ctx.prepare(model, optimizer) before it")
+
+    monkeypatch.setattr(adoption, "run_file", run_file)
+    monkeypatch.setattr(os, "environ", {})
+    told = r"after job\.backward\(loss\) call job\.update\(\); call springtide\.adopt\(model, optimizer\) before it"
+    with pytest.raises(InvalidRequest, match=told):
+        adoption.run_adopted(SimpleNamespace(device=torch.device("cpu")), None, None)

@@ -8,8 +8,10 @@ with the ranks of torchrun.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -84,7 +86,11 @@ def run_adopted(context: ElasticContext, trainer: Trainer, entrypoint: Entrypoin
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="0",
     )
-    code = run_file(entrypoint)
+    try:
+        code = run_file(entrypoint)
+    except InvalidRequest as error:
+        _say_as_written(error)
+        raise
     if code:
         raise RuntimeError(f"the script ended with exit code {code}")
     if not context.is_prepared:
@@ -96,8 +102,22 @@ def run_adopted(context: ElasticContext, trainer: Trainer, entrypoint: Entrypoin
         )
 
 
+def _say_as_written(error: BaseException) -> None:
+    """Have an error of the context name the calls as they are in a script: there is no `ctx` in it."""
+    if isinstance(error, InvalidRequest):
+        text = str(error).replace("ctx.prepare", "springtide.adopt")
+        error.args = (re.sub(r"\bctx\.", "job.", text),)
+
+
 def _own_context() -> ElasticContext:
     """The context of a script that the platform does not resize."""
+    show = sys.excepthook
+
+    def show_as_written(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _say_as_written(error)
+        show(kind, error, trace)
+
+    sys.excepthook = show_as_written
     name = Path(sys.argv[0]).stem or "script"
     entrypoint = Entrypoint(source_path=sys.argv[0], kind="script", library="springtide")
     job = TrainingJob(job_id=WorkloadId(name), name=name, entrypoint=entrypoint, exact=False)

@@ -301,7 +301,7 @@ class Trainer:
             self._apply(self.step + 1)
             assert isinstance(self.training_cursor, TrainingCursor)
             self.training_cursor.note_update()
-            self._turns.last = reduced
+            self._turns.last, self.loss = reduced, reduced.loss
         return True
 
     def evaluate(self, name: str, num_parts: int, compute: Compute) -> list[PartScores]:
