@@ -48,7 +48,8 @@ data = TensorDataset(x, x.sum(1, keepdim=True))
 sampler = DistributedSampler(data) if "RANK" in os.environ else None
 loader = DataLoader(data, 16 // world_size, shuffle=sampler is None, sampler=sampler, num_workers=LOADERS,
                     persistent_workers=LOADERS > 0)
-job = springtide.adopt(model, optimizer, of_steps, of_epochs)
+seen = {"steps": 0}
+job = springtide.adopt(model, optimizer, of_steps, of_epochs, seen)
 assert model is net or not model.require_backward_grad_sync
 
 def score(batch):
@@ -70,6 +71,8 @@ for epoch in job.epochs(6):
         if job.step(nn.functional.mse_loss(model(x), y), clip_grad_norm=1.0):
             note(step=step, rate=rate)
             of_steps.step()
+            seen["steps"] += 1
+            assert seen["steps"] == job.step_number
             if job.is_leader:
                 print(f"step {job.step_number} loss {job.loss:.9f}", flush=True)
     of_epochs.step()
@@ -241,6 +244,7 @@ def test_what_cannot_be_adopted_is_refused():
         adopt(optimizer, model)
     with pytest.raises(InvalidRequest, match="got no optimizer"):
         adopt(model, torch.nn.Linear(1, 1))
+    adoption._check([model, optimizer, {"best": 1.0}])
     with pytest.raises(InvalidRequest, match="no functions that make them"):
         adopt(model, optimizer, lambda optimizer: None)
     sharded = type("FullyShardedDataParallel", (torch.nn.Linear,), {})(2, 1)

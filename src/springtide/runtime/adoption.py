@@ -40,10 +40,10 @@ ADOPTION = Adoption()
 def adopt(model: Any, optimizer: Any, *objects: Any, micro_batch: int | None = None) -> TrainContext:
     """Make the training of this script elastic; returns the TrainContext that gives it its batches and takes its steps.
 
-    `objects` are what else has a state: schedulers, a GradScaler, an average of the weights. Several models may come
-    first, and then their optimizers. A model may be wrapped with DistributedDataParallel. With `micro_batch` a worker
-    takes its part of a batch in passes of at most so many samples. Returns once this worker is a member of a running
-    group and has that group's training state. Then:
+    `objects` are what else has a state: schedulers, a GradScaler, an average of the weights, a dict. Several models may
+    come first, and then their optimizers. A model may be wrapped with DistributedDataParallel. With `micro_batch` a
+    worker takes its part of a batch in passes of at most so many samples. Returns once this worker is a member of a
+    running group and has that group's training state. Then:
 
         for epoch in job.epochs(3):
             for images, labels in job.batches(loader):
@@ -153,8 +153,8 @@ def _check(given: list[Any]) -> None:
     if not any(isinstance(item, torch.optim.Optimizer) for item in given):
         raise InvalidRequest("springtide.adopt() got no optimizer; make it before, and hand it over after the model")
     for item in given:
-        if isinstance(item, type) or not hasattr(item, "state_dict"):
+        if isinstance(item, type) or not (hasattr(item, "state_dict") or type(item) is dict):
             raise InvalidRequest(
-                f"springtide.adopt() takes objects that have a state_dict(), and no functions that make them; it got "
-                f"{item!r:.80}"
+                f"springtide.adopt() takes dicts and objects that have a state_dict(), and no functions that make "
+                f"them; it got {item!r:.80}"
             )

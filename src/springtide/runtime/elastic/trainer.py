@@ -448,6 +448,8 @@ class Trainer:
         if self._must_discard():
             self._give_up("")
             return
+        if self.job.max_workers > 1:
+            self._method.payload.check_frozen()
         pending = self.membership.pending
         self._exchange_began_at_s = self._reporter.computation_ended()
         try:
