@@ -256,6 +256,12 @@ def test_loggers_of_the_program_note_each_resize(make_program):
             "into the program",
         ),
         (
+            "callbacks=[Look()]",
+            'callbacks=[type("Mine", (L.pytorch.callbacks.BaseFinetuning,), {"freeze_before_training": print})()]',
+            "BackboneFinetuning and other kinds of BaseFinetuning give the optimizer parameters as it trains; give it "
+            "all at the beginning, in a group whose rate is 0 until then",
+        ),
+        (
             "def configure_optimizers(self):",
             "def configure_optimizers(self):\n        return None",
             "configure_optimizers() has returned no optimizer",
