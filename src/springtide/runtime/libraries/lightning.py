@@ -186,7 +186,9 @@ class LightningFit:
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             self._begin_epoch()
-            self._changed.write(self._own, loaded["own"])
+            # A checkpoint of a release before this one lacks them.
+            if "own" in loaded:
+                self._changed.write(self._own, loaded["own"])
             # Lightning's way of taking a loop up in the midst of an epoch counts a batch too many after a validation.
             epoch_loop._batches_that_stepped = loaded["batches_that_stepped"]
             for config, state in zip(self._trainer.lr_scheduler_configs, loaded["lr_schedulers"], strict=True):
@@ -391,7 +393,7 @@ class LightningFit:
                 # Another worker may have drawn another folder for the same run.
                 callback.dirpath = directory
         weights = trainer.lightning_module.state_dict()
-        connector._loaded_checkpoint = state = {**state, **dict.fromkeys(state["weights"], weights)}
+        connector._loaded_checkpoint = state = {**state, **dict.fromkeys(state.get("weights", ()), weights)}
         try:
             importlib.import_module(f"{self._package}.trainer.call")._call_lightning_module_hook(
                 trainer, "on_load_checkpoint", state
@@ -438,6 +440,11 @@ def _check(trainer: Any) -> None:
         raise NotDivisible(
             f"{name} trains by itself before the training; find the value in a run of its own, and write it into the "
             "program"
+        )
+    if "BaseFinetuning" in callbacks:
+        raise NotDivisible(
+            "BackboneFinetuning and other kinds of BaseFinetuning give the optimizer parameters as it trains; give it "
+            "all at the beginning, in a group whose rate is 0 until then"
         )
     norm = torch.nn.modules.batchnorm._BatchNorm
     if "StochasticWeightAveraging" in callbacks and any(

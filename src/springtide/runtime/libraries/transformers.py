@@ -214,7 +214,9 @@ class TrainerFit:
             self._is_taken_up = True
             for name, value in loaded["logged"].items():
                 setattr(self._trainer, name, value)
-            self._changed.write(self._own, loaded["own"])
+            # A checkpoint of a release before this one lacks them.
+            if "own" in loaded:
+                self._changed.write(self._own, loaded["own"])
         return samples, self._count(samples, num_items, device)
 
     def _count(self, samples: list[Any], num_items: Any, device: Any) -> Any:
