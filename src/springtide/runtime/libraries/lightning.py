@@ -360,6 +360,9 @@ class LightningFit:
 
     def _state(self) -> dict[str, Any]:
         """What Lightning puts into its own checkpoints beside the weights and the optimizer, at a boundary."""
+        if self._loaded is not None:
+            # It is handed on before the loop has taken it up.
+            return self._loaded
         trainer = self._trainer
         call = importlib.import_module(f"{self._package}.trainer.call")
         checkpoint = {
@@ -393,6 +396,7 @@ class LightningFit:
                 # Another worker may have drawn another folder for the same run.
                 callback.dirpath = directory
         weights = trainer.lightning_module.state_dict()
+        self._loaded = state
         connector._loaded_checkpoint = state = {**state, **dict.fromkeys(state.get("weights", ()), weights)}
         try:
             importlib.import_module(f"{self._package}.trainer.call")._call_lightning_module_hook(
@@ -403,7 +407,6 @@ class LightningFit:
             connector.restore_loops()
         finally:
             connector._loaded_checkpoint = {}
-        self._loaded = state
 
 
 def _estimated_steps(trainer: Any) -> float:
