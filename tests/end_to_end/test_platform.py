@@ -116,10 +116,18 @@ def test_user_errors_fail_at_once_with_their_sentence(standing):
     assert "crashed 2 times" in status["reason"]
 
 
-def test_a_plain_torchrun_script_runs_unchanged(platform):
+def test_a_plain_torchrun_script_runs_unchanged_and_again_when_a_rank_was_killed(platform):
     text = """
 import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
+seen = os.path.join(os.environ["SPRINGTIDE_OUT"], "seen")
+if not os.path.exists(seen):
+    dist.barrier()
+    if dist.get_rank() == 1:
+        open(seen, "w").close()
+        os.kill(os.getpid(), 9)
+    # What it raises here is not what went wrong.
+    dist.barrier()
 t = torch.tensor([float(dist.get_rank() + 1)])
 dist.all_reduce(t)
 assert t.item() == 3.0 and os.environ["LOCAL_RANK"] == os.environ["RANK"] and "TORCHELASTIC_RUN_ID" in os.environ
@@ -133,7 +141,8 @@ dist.destroy_process_group()
         "options": {"min_workers": 2, "max_workers": 2},
     }
     job_id = platform.request("POST", "/v1/jobs", body)["job_id"]
-    assert platform.wait_job(job_id)["state"] == "SUCCEEDED"
+    status = platform.wait_job(job_id)
+    assert (status["state"], status["num_restarts"]) == ("SUCCEEDED", 1)
     logs = platform.http.get(f"/v1/workloads/{job_id}/logs").text
     assert logs.count("sum 3.0") == 2
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from kits.runtime.library_plane import UndisturbedRuns, assert_as, churn, go_on,
 from kits.runtime.runtime_plane import artifact_hash
 from springtide.core.errors import InvalidRequest
 from springtide.core.wire.workers import CheckpointWritten, Failed, GroupBrokenReport, Preempt, Progress, Ready
+from springtide.runtime import adoption
 from springtide.runtime.adoption import adopt
 
 # 83 samples in batches of 16: six steps an epoch, the last one of three samples, which one worker has alone.
@@ -46,7 +48,8 @@ data = TensorDataset(x, x.sum(1, keepdim=True))
 sampler = DistributedSampler(data) if "RANK" in os.environ else None
 loader = DataLoader(data, 16 // world_size, shuffle=sampler is None, sampler=sampler, num_workers=LOADERS,
                     persistent_workers=LOADERS > 0)
-job = springtide.adopt(model, optimizer, of_steps, of_epochs)
+seen = {"steps": 0}
+job = springtide.adopt(model, optimizer, of_steps, of_epochs, seen)
 assert model is net or not model.require_backward_grad_sync
 
 def score(batch):
@@ -68,6 +71,8 @@ for epoch in job.epochs(6):
         if job.step(nn.functional.mse_loss(model(x), y), clip_grad_norm=1.0):
             note(step=step, rate=rate)
             of_steps.step()
+            seen["steps"] += 1
+            assert seen["steps"] == job.step_number
             if job.is_leader:
                 print(f"step {job.step_number} loss {job.loss:.9f}", flush=True)
     of_epochs.step()
@@ -239,8 +244,20 @@ def test_what_cannot_be_adopted_is_refused():
         adopt(optimizer, model)
     with pytest.raises(InvalidRequest, match="got no optimizer"):
         adopt(model, torch.nn.Linear(1, 1))
+    adoption._check([model, optimizer, {"best": 1.0}])
     with pytest.raises(InvalidRequest, match="no functions that make them"):
         adopt(model, optimizer, lambda optimizer: None)
     sharded = type("FullyShardedDataParallel", (torch.nn.Linear,), {})(2, 1)
     with pytest.raises(InvalidRequest, match="sharded over devices"):
         adopt(sharded, optimizer)
+
+
+def test_errors_of_the_context_name_the_calls_of_a_script(monkeypatch):
+    def run_file(entrypoint):
+        raise InvalidRequest("after ctx.backward(loss) call ctx.update(); call ctx.prepare(model, optimizer) before it")
+
+    monkeypatch.setattr(adoption, "run_file", run_file)
+    monkeypatch.setattr(os, "environ", {})
+    told = r"after job\.backward\(loss\) call job\.update\(\); call springtide\.adopt\(model, optimizer\) before it"
+    with pytest.raises(InvalidRequest, match=told):
+        adoption.run_adopted(SimpleNamespace(device=torch.device("cpu")), None, None)

@@ -10,7 +10,7 @@ import pytest
 from kits.runtime.training_jobs import make_job
 from springtide.core.wire.workers import FormGroup
 from springtide.runtime import script
-from springtide.runtime.script import ScriptReporter
+from springtide.runtime.script import ScriptReporter, is_peer_lost
 from springtide.runtime.script_reports import ScriptReport
 
 
@@ -83,3 +83,20 @@ def test_only_rank_0_sends_progress(clock):
     reporter.take(ScriptReport(step=1, loss=math.nan))
     reporter.flush()
     assert (reporter._link.sent, reporter._link.held, reporter._link.steps) == ([], [], [1])
+
+
+@pytest.mark.parametrize(
+    ("told", "is_lost"),
+    [
+        ("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:26321: Connection reset by peer", True),
+        ("[gloo/transport/tcp/pair.cc:604] Connection closed by peer [127.0.0.1]:26321", True),
+        ("NCCL error: remote process exited or there was a network error", True),
+        ("mat1 and mat2 shapes cannot be multiplied (8x3 and 4x2)", False),
+    ],
+)
+def test_what_a_rank_raises_because_another_is_gone_is_known(told, is_lost):
+    wrapped = ValueError("the epoch failed")
+    wrapped.__cause__ = RuntimeError(told)
+    assert is_peer_lost(wrapped) == is_lost
+    # A script's own connection is no other rank's.
+    assert not is_peer_lost(ConnectionResetError(104, "Connection reset by peer"))

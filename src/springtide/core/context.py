@@ -108,7 +108,7 @@ class TrainContext(Protocol):
 
     @property
     def loss(self) -> float | None:
-        """The mean loss over the whole batch of the last committed step, alike on every worker; None before it."""
+        """The mean loss over the whole batch of the last step, or turn, alike on every worker; None before it."""
         ...
 
     @overload

@@ -8,8 +8,10 @@ with the ranks of torchrun.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -38,10 +40,10 @@ ADOPTION = Adoption()
 def adopt(model: Any, optimizer: Any, *objects: Any, micro_batch: int | None = None) -> TrainContext:
     """Make the training of this script elastic; returns the TrainContext that gives it its batches and takes its steps.
 
-    `objects` are what else has a state: schedulers, a GradScaler, an average of the weights. Several models may come
-    first, and then their optimizers. A model may be wrapped with DistributedDataParallel. With `micro_batch` a worker
-    takes its part of a batch in passes of at most so many samples. Returns once this worker is a member of a running
-    group and has that group's training state. Then:
+    `objects` are what else has a state: schedulers, a GradScaler, an average of the weights, a dict. Several models may
+    come first, and then their optimizers. A model may be wrapped with DistributedDataParallel. With `micro_batch` a
+    worker takes its part of a batch in passes of at most so many samples. Returns once this worker is a member of a
+    running group and has that group's training state. Then:
 
         for epoch in job.epochs(3):
             for images, labels in job.batches(loader):
@@ -84,7 +86,11 @@ def run_adopted(context: ElasticContext, trainer: Trainer, entrypoint: Entrypoin
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="0",
     )
-    code = run_file(entrypoint)
+    try:
+        code = run_file(entrypoint)
+    except InvalidRequest as error:
+        _say_as_written(error)
+        raise
     if code:
         raise RuntimeError(f"the script ended with exit code {code}")
     if not context.is_prepared:
@@ -96,8 +102,22 @@ def run_adopted(context: ElasticContext, trainer: Trainer, entrypoint: Entrypoin
         )
 
 
+def _say_as_written(error: BaseException) -> None:
+    """Have an error of the context name the calls as they are in a script: there is no `ctx` in it."""
+    if isinstance(error, InvalidRequest):
+        text = str(error).replace("ctx.prepare", "springtide.adopt")
+        error.args = (re.sub(r"\bctx\.", "job.", text),)
+
+
 def _own_context() -> ElasticContext:
     """The context of a script that the platform does not resize."""
+    show = sys.excepthook
+
+    def show_as_written(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _say_as_written(error)
+        show(kind, error, trace)
+
+    sys.excepthook = show_as_written
     name = Path(sys.argv[0]).stem or "script"
     entrypoint = Entrypoint(source_path=sys.argv[0], kind="script", library="springtide")
     job = TrainingJob(job_id=WorkloadId(name), name=name, entrypoint=entrypoint, exact=False)
@@ -133,8 +153,8 @@ def _check(given: list[Any]) -> None:
     if not any(isinstance(item, torch.optim.Optimizer) for item in given):
         raise InvalidRequest("springtide.adopt() got no optimizer; make it before, and hand it over after the model")
     for item in given:
-        if isinstance(item, type) or not hasattr(item, "state_dict"):
+        if isinstance(item, type) or not (hasattr(item, "state_dict") or type(item) is dict):
             raise InvalidRequest(
-                f"springtide.adopt() takes objects that have a state_dict(), and no functions that make them; it got "
-                f"{item!r:.80}"
+                f"springtide.adopt() takes dicts and objects that have a state_dict(), and no functions that make "
+                f"them; it got {item!r:.80}"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import runpy
 import sys
 import time
@@ -17,6 +18,23 @@ from springtide.core.workload import Entrypoint, ReplicaId, TrainingJob
 from springtide.runtime.elastic.reporting import PROGRESS_INTERVAL_S, WINDOW_S
 from springtide.runtime.process.control_link import ControlLink
 from springtide.runtime.script_reports import REPORTS, ScriptReport
+
+# What gloo, NCCL and torch's stores say where the process at the other end of a connection is gone.
+_GONE = re.compile(
+    r"(reset|closed) by peer|broken pipe|failed to recv, got 0 bytes|connection was likely closed|"
+    "remote process exited",
+    re.IGNORECASE,
+)
+
+
+def is_peer_lost(error: BaseException | None) -> bool:
+    """Whether what a script has raised comes of another of its ranks being gone, which then is what went wrong."""
+    while error is not None:
+        # Those of torch.distributed are of this type, and have no number, unlike errors of a script's own connections.
+        if isinstance(error, RuntimeError) and _GONE.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class ScriptReporter:

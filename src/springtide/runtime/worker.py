@@ -27,7 +27,7 @@ from springtide.core.wire.workers import (
 )
 from springtide.core.workload import Entrypoint, TrainingJob
 from springtide.runtime.adoption import run_adopted
-from springtide.runtime.data.batch_loader import LoaderProcessLost
+from springtide.runtime.data.batch_loader import is_loader_lost
 from springtide.runtime.data.shards import seed_everything
 from springtide.runtime.elastic.context import ElasticContext, TrainerArtifacts, publish_result
 from springtide.runtime.elastic.trainer import Trainer
@@ -43,7 +43,7 @@ from springtide.runtime.process.job_folder import enter_job, hand_in_results
 from springtide.runtime.process.memory import keep_freed_memory
 from springtide.runtime.process.redaction import redact_output
 from springtide.runtime.process.user_environment import set_user_environment
-from springtide.runtime.script import ScriptReporter, run_script
+from springtide.runtime.script import ScriptReporter, is_peer_lost, run_script
 
 
 def run_worker(spec: WorkerSpec) -> int:
@@ -121,10 +121,6 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
         return stop.code
     except CannotBeResized as told:
         return _cannot_be_resized(spec, link, str(told))
-    except LoaderProcessLost as error:
-        # A crash, of which nothing is reported: another worker takes the place of this one.
-        sys.stderr.write(f"springtide: {error}\n")
-        return EXIT_CRASHED
     except (Exception, SystemExit) as error:
         # sys.exit() in user code counts as a failure, not as a crash: a restart would end the same way.
         return _fail(spec, link, trainer.membership.generation, error)
@@ -172,6 +168,10 @@ def _listen(trainer: Trainer, link: ControlLink, spec: WorkerSpec) -> None:
 
 
 def _fail(spec: WorkerSpec, link: ControlLink, generation: int, error: Exception | SystemExit) -> int:
+    if is_loader_lost(error):
+        # A crash, of which nothing is reported: another worker takes the place of this one.
+        sys.stderr.write(f"springtide: {error}\n")
+        return EXIT_CRASHED
     traceback.print_exc()
     sys.stderr.flush()
     sentence = describe_error(error, spec.workload.entrypoint.source_path)
@@ -234,6 +234,11 @@ def _run_script_worker(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoi
             hand_in_results(spec, generation, 0)
     except Exception as error:
         reporter.flush()
+        if len(order.members) > 1 and is_peer_lost(error):
+            # That rank tells what went wrong, if it was an error of its own. Else the script starts again.
+            traceback.print_exc()
+            sys.stderr.write("springtide: another rank of this script is gone\n")
+            return EXIT_CRASHED
         return _fail(spec, link, generation, error)
     reporter.flush()
     seq = link.send(Finished(generation=generation, step=reporter.step, diverged_at_step=reporter.diverged_at_step))

@@ -33,6 +33,7 @@ from springtide.runtime.data.batch_loader import (
     LoaderProcessLost,
     PartIds,
     SampleError,
+    is_loader_lost,
     is_plain,
     order_of,
 )
@@ -205,6 +206,32 @@ def test_a_process_that_dies_while_it_hands_over_samples_is_not_an_error_of_the_
     loader._fetched = Dying()
     with pytest.raises(LoaderProcessLost, match="exit code 9"):
         loader._next()
+
+
+@pytest.mark.parametrize("catches", [False, True])
+def test_a_killed_process_of_torchs_own_loader_is_a_lost_one_too(catches):
+    class Deadly(Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            if index == 5:
+                os.kill(os.getpid(), 9)
+            return torch.zeros(1)
+
+    def read():
+        try:
+            list(DataLoader(Deadly(), 1, num_workers=1))
+        # Of the death it may hear as a RuntimeError or by a connection that ends.
+        except Exception as error:
+            if not catches:
+                raise
+            raise ValueError("the data are not there") from error
+
+    with pytest.raises((RuntimeError, OSError, EOFError, ValueError)) as raised:
+        read()
+    assert is_loader_lost(raised.value)
+    assert not is_loader_lost(RuntimeError("DataLoader worker is not there"))
 
 
 @dataclasses.dataclass

@@ -175,10 +175,14 @@ def test_optimizers_take_turns_on_a_batch_as_in_a_plain_loop(train):
         first, second, one, two = ctx.prepare(*made, sgd, sgd)
         for batch in ctx.batches(X):
             of_one, of_two = losses(first, second, batch.x)
-            assert ctx.step(of_one(), optimizer=one, clip_grad_norm=0.5)
+            told = of_one()
+            assert ctx.step(told, optimizer=one, clip_grad_norm=0.5)
+            assert ctx.loss == told.item()
             for _ in range(2):
-                ctx.backward(of_two(), optimizer=two)
+                told = of_two()
+                ctx.backward(told, optimizer=two)
                 assert ctx.update(two)
+                assert ctx.loss == told.item()
             numbers.append((ctx.step_number, batch.ids))
 
     result = train(fit, exact=False)

@@ -188,3 +188,28 @@ def test_an_error_in_user_code_is_one_sentence_with_its_line(make_plane):
     (failed,) = plane.of(Failed)
     assert failed.error == "ValueError: no such thing (user_code.py:2)"
     assert "Traceback" in plane.logs()
+
+
+THAWING = """
+import torch
+
+def fit(ctx):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 1))
+    net[0].requires_grad_(False)
+    model, optimizer = ctx.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    for batch in ctx.batches(torch.ones(64, 4)):
+        if ctx.step_number == 2:
+            net[0].requires_grad_(True)
+        ctx.step(model(batch.x).mean())
+"""
+
+
+@pytest.mark.parametrize("max_workers", [1, 2])
+def test_a_parameter_that_is_trained_later_is_no_part_of_what_workers_exchange(make_plane, max_workers):
+    plane = make_plane(THAWING, max_workers=max_workers, exact=False)
+    plane.start_group("a")
+    plane.wait_exit("a", code=max_workers - 1)
+    # No step is made with it.
+    assert len(plane.steps()) == (8 if max_workers == 1 else 2)
+    errors = [failed.error for failed in plane.of(Failed)]
+    assert ["0.weight was frozen when the training began" in error for error in errors] == [True] * (max_workers - 1)

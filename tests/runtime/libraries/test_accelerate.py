@@ -32,7 +32,12 @@ PROGRAM = """
 import json, os, time
 import torch
 from accelerate import Accelerator
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
+
+class Meter:
+    def __init__(self):
+        self.num_updates = 0
 
 def look(step, model, accelerator):
     while os.path.exists(os.path.join(folder, "hold")):
@@ -72,7 +77,8 @@ def main(num_epochs=3):
     most_steps = num_steps - 3
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-2, total_steps=num_steps + 1)
     model, optimizer, train, held_back, schedule = accelerator.prepare(model, optimizer, train, held_back, schedule)
-    num_done, num_batches, best, waited, seen = 0, 0, 1e9, 0, []
+    average = AveragedModel(accelerator.unwrap_model(model), multi_avg_fn=get_ema_multi_avg_fn(0.8))
+    num_done, num_batches, best, waited, seen, meter = 0, 0, 1e9, 0, [], Meter()
     for epoch in range(num_epochs):
         model.train()
         total = 0.0
@@ -91,11 +97,13 @@ def main(num_epochs=3):
             if accelerator.sync_gradients:
                 num_done += 1
                 seen.append((epoch, number))
+                average.update_parameters(accelerator.unwrap_model(model))
+                meter.num_updates += 1
                 rate = f"{schedule.get_last_lr()[0]!r} at batch {number}"
                 lines.write(json.dumps({"step": num_done, "rate": rate}) + "\\n")
                 if num_done == most_steps:
                     break
-        found = evaluate(model, held_back, accelerator)
+        found = evaluate(average, held_back, accelerator)
         best, waited = (found, 0) if found < best else (best, waited + 1)
         accelerator.log({"held_back": found})
         accelerator.print(f"epoch {epoch} held back {found:.3f} best {best:.3f} waited {waited} last {loss.item():.1f}")
@@ -103,7 +111,7 @@ def main(num_epochs=3):
             lines.write(json.dumps({"after": num_done, "val": found}) + "\\n")
     accelerator.wait_for_everyone()
     accelerator.save_state(os.path.join(folder, "out"))
-    accelerator.print("done", num_done, num_batches, len(seen), flush=True)
+    accelerator.print("done", num_done, num_batches, len(seen), meter.num_updates, flush=True)
 
 main()
 """

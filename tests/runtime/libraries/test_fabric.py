@@ -22,7 +22,12 @@ PROGRAM = """
 import json, os, time
 import torch
 import lightning as L
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
+
+class Meter:
+    def __init__(self):
+        self.num_updates = 0
 
 def look(step, model, fabric):
     while os.path.exists(os.path.join(folder, "hold")):
@@ -56,7 +61,8 @@ def main(num_epochs=3):
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-2, total_steps=num_epochs * 16 + 1)
     model, optimizer = fabric.setup(model, optimizer)
     train, held_back = fabric.setup_dataloaders(DataLoader(rows, 4, shuffle=True), DataLoader(held_back, 8))
-    num_done, num_batches, best, waited, seen = 0, 0, 1e9, 0, []
+    average = AveragedModel(model.module, multi_avg_fn=get_ema_multi_avg_fn(0.8))
+    num_done, num_batches, best, waited, seen, meter = 0, 0, 1e9, 0, [], Meter()
     for epoch in range(num_epochs):
         model.train()
         for number, (x, y) in enumerate(train):
@@ -73,16 +79,18 @@ def main(num_epochs=3):
                 schedule.step()
                 num_done += 1
                 seen.append((epoch, number))
+                average.update_parameters(model.module)
+                meter.num_updates += 1
                 rate = f"{schedule.get_last_lr()[0]!r} at batch {number}"
                 lines.write(json.dumps({"step": num_done, "rate": rate}) + "\\n")
                 fabric.log("train_loss", loss)
-        found = evaluate(model, held_back)
+        found = evaluate(average, held_back)
         best, waited = (found, 0) if found < best else (best, waited + 1)
         fabric.print(f"epoch {epoch} held back {found:.3f} best {best:.3f} waited {waited}", flush=True)
         if fabric.is_global_zero:
             lines.write(json.dumps({"after": num_done, "val": found}) + "\\n")
     fabric.save(os.path.join(folder, "last.ckpt"), {"model": model, "optimizer": optimizer, "step": num_done})
-    fabric.print("done", num_done, num_batches, len(seen), flush=True)
+    fabric.print("done", num_done, num_batches, len(seen), meter.num_updates, flush=True)
 
 main()
 """

@@ -123,6 +123,59 @@ def test_no_rate_loss_or_sample_changes_whatever_happens_to_the_group(make_progr
     assert_as(plane, expected)
 
 
+# What is kept beside weights, optimizer and schedulers, and what is done where an epoch begins and ends.
+BESIDE = """
+class Average(L.Callback):
+    average, num_seen = None, 0
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        self.num_seen += 1
+        weights = {name: one.detach().clone() for name, one in module.named_parameters()}
+        if self.average is None:
+            self.average = weights
+        for name, one in weights.items():
+            self.average[name].lerp_(one, 0.1)
+
+    def value(self):
+        return self.num_seen + float(sum(one.abs().sum() for one in self.average.values()))
+
+class Look(L.Callback):"""
+AVERAGING = PROGRAM
+for old, new in (
+    ("class Look(L.Callback):", BESIDE.strip()),
+    (
+        "schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-2, total_steps=num_steps)",
+        "schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.9)",
+    ),
+    ('"interval": "step"', '"interval": "epoch", "monitor": "val_loss"'),
+    (
+        "torch.optim.AdamW(self.parameters(), 1e-2)",
+        """torch.optim.AdamW(
+            [{"params": self.net[0].parameters()}, {"params": self.net[2].parameters(), "lr": 2e-2}], 1e-2
+        )""",
+    ),
+    ('float(trainer.callback_metrics["val_loss"])', 'float(trainer.callback_metrics["val_loss"]) + average.value()'),
+    ("callbacks=[Look()]", "callbacks=[Look(), average, EMAWeightAveraging(decay=0.9), by_epochs]"),
+    ("folder = os.path", "average, by_epochs = Average(), GradientAccumulationScheduler({1: 2})\nfolder = os.path"),
+    (
+        "import lightning as L",
+        "import lightning as L\nfrom lightning.pytorch.callbacks import EMAWeightAveraging, "
+        "GradientAccumulationScheduler",
+    ),
+    ("16, shuffle=True", "16, sampler=torch.utils.data.WeightedRandomSampler(x[:, 0].abs(), 212)"),
+):
+    assert AVERAGING.count(old) == 1, old
+    AVERAGING = AVERAGING.replace(old, new)
+
+
+def test_averages_attributes_and_what_belongs_to_epochs_move_to_workers_that_join(make_program, undisturbed):
+    expected = undisturbed.of(AVERAGING, {})
+    plane = make_program(AVERAGING, step_s=0.03)
+    churn(plane)
+    assert_as(plane, expected)
+    assert plane.steps()[-1]["step"] == expected.steps()[-1]["step"] == 14 + 3 * 7
+
+
 # The second member fails once the others have the step: it is one step behind them, and takes their state.
 BEHIND = PROGRAM.replace("        #place", FAILS_AFTER_THE_EXCHANGE.replace("STEP", "20"))
 assert BEHIND != PROGRAM
@@ -195,6 +248,18 @@ def test_loggers_of_the_program_note_each_resize(make_program):
             "max_epochs=4,",
             'max_epochs=4, max_time="00:00:01:00",',
             "max_time and Timer end each worker at another step; use max_steps or max_epochs",
+        ),
+        (
+            "callbacks=[Look()]",
+            "callbacks=[Look(), L.pytorch.callbacks.LearningRateFinder()]",
+            "LearningRateFinder trains by itself before the training; find the value in a run of its own, and write it "
+            "into the program",
+        ),
+        (
+            "callbacks=[Look()]",
+            'callbacks=[type("Mine", (L.pytorch.callbacks.BaseFinetuning,), {"freeze_before_training": print})()]',
+            "BackboneFinetuning and other kinds of BaseFinetuning give the optimizer parameters as it trains; give it "
+            "all at the beginning, in a group whose rate is 0 until then",
         ),
         (
             "def configure_optimizers(self):",

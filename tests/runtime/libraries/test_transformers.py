@@ -32,6 +32,7 @@ PROGRAM = """
 import json, os, time
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 class Rows(torch.utils.data.Dataset):
     def __init__(self, rows):
@@ -105,7 +106,9 @@ trainer = Trainer(
     eval_dataset=torch.utils.data.Subset(rows, range(126, 152)),
     callbacks=[Look(), Tracker()],
 )
-result = trainer.train()
+# As many programs do, so that they go on where they were; for a worker that joins it is over.
+found = get_last_checkpoint(arguments.output_dir) if os.path.isdir(arguments.output_dir) else None
+result = trainer.train(resume_from_checkpoint=found)
 print("done", result.global_step, flush=True)
 """
 

@@ -146,3 +146,6 @@ def test_torchs_functions_for_clipping_are_watched(monkeypatch, models):
     clip_grad_value_(models[0].weight, 0.1)
     assert [len(parameters) for parameters in seen] == [2, 1]
     assert float(models[0].weight.grad.max()) == pytest.approx(0.1)
+    # Without any gradient, as where a step is given up.
+    models[0].zero_grad()
+    assert clip_grad_value_(list(models[0].parameters()), 0.1) is None

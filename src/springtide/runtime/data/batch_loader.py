@@ -10,10 +10,12 @@ import copy
 import hashlib
 import os
 import random
+import re
 import signal
 import struct
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -38,6 +40,8 @@ from springtide.runtime.data.fetching import is_tensor_dataset
 from springtide.runtime.data.loader_process import LoaderStart
 from springtide.runtime.data.shards import permutation
 
+# What torch raises in the process that trains.
+_LOST = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|is killed by signal)")
 _SAMPLERS = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
@@ -173,7 +177,7 @@ class BatchLoader:
             raise
 
 
-def _is_of_pipe(error: Exception) -> bool:
+def _is_of_pipe(error: BaseException) -> bool:
     """Whether reading from a process failed; what a dataset raised there comes with a text and without a number."""
     return (isinstance(error, ConnectionError) and error.errno is not None) or (
         isinstance(error, EOFError) and not error.args
@@ -189,6 +193,19 @@ def _wait_for_end(processes: Sequence[Any]) -> None:
 
 class LoaderProcessLost(RuntimeError):
     """A process that loads samples was killed or crashed: the training process cannot go on, but another one can."""
+
+
+def is_loader_lost(error: BaseException | None) -> bool:
+    """Whether an error comes of a killed or crashed process that loads samples, also of a DataLoader of torch's own."""
+    while error is not None:
+        if isinstance(error, LoaderProcessLost) or (isinstance(error, RuntimeError) and _LOST.match(str(error))):
+            return True
+        if _is_of_pipe(error) and any(
+            frame.name == "_try_get_data" for frame in traceback.extract_tb(error.__traceback__)
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class SampleError(RuntimeError):

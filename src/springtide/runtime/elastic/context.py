@@ -234,7 +234,7 @@ class ElasticContext:
 
     @property
     def loss(self) -> float | None:
-        """The mean loss over the whole batch of the last committed step, alike on every worker; None before it."""
+        """The mean loss over the whole batch of the last step, or turn, alike on every worker; None before it."""
         return self._trainer.loss
 
     @overload

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from springtide.core.errors import InvalidRequest
 from springtide.runtime.data.shards import shards_of_rank
 from springtide.runtime.elastic.reduce import BufferPool, num_vectors
 from springtide.runtime.elastic.steps.buffers import BufferChanges
@@ -34,6 +35,7 @@ class StepVector:
         self._num_shards = num_shards
         self.names = [name for name, parameter in state.parameters.items() if parameter.requires_grad]
         self.parameters = [state.parameters[name] for name in self.names]
+        self._frozen = {name: one for name, one in state.parameters.items() if not one.requires_grad}
         wide = any(tensor.dtype == torch.float64 for tensor in self.parameters)
         self.dtype = torch.float64 if wide else torch.float32
         sizes = [parameter.numel() for parameter in self.parameters]
@@ -57,6 +59,16 @@ class StepVector:
         # Padding to equal chunks needs at most one element for each rank, of which there are at most `num_shards`.
         self.pool = BufferPool(self.num_elements + num_shards, self.dtype, state.device)
         self._views: dict[int, list[torch.Tensor]] = {}
+
+    def check_frozen(self) -> None:
+        """Raise InvalidRequest if a parameter is trained that was not when this vector was laid out."""
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise InvalidRequest(
+                    f"the parameter {name} was frozen when the training began, and is trained now, so that workers do "
+                    "not exchange its gradients; let it require gradients from the beginning, in a group of the "
+                    "optimizer whose rate is 0 until then, or give the job one worker: --workers 1"
+                )
 
     def warm(self, rank: int, world_size: int, feeds_joiners: bool) -> None:
         """Allocate the vectors that a rank of the next group needs, and one more to feed joiners. From any thread."""

@@ -301,7 +301,7 @@ class Trainer:
             self._apply(self.step + 1)
             assert isinstance(self.training_cursor, TrainingCursor)
             self.training_cursor.note_update()
-            self._turns.last = reduced
+            self._turns.last, self.loss = reduced, reduced.loss
         return True
 
     def evaluate(self, name: str, num_parts: int, compute: Compute) -> list[PartScores]:
@@ -448,6 +448,8 @@ class Trainer:
         if self._must_discard():
             self._give_up("")
             return
+        if self.job.max_workers > 1:
+            self._method.payload.check_frozen()
         pending = self.membership.pending
         self._exchange_began_at_s = self._reporter.computation_ended()
         try:

@@ -116,9 +116,11 @@ class AccelerateFit:
         self._accelerator, self._shard, self._optimizers = accelerator, shard, optimizers
         self._loader = PartLoader(shard.base_dataloader, self._loop, accelerator.device)
         self._num_rounds = num_rounds(program_frames())
-        prepared = [scheduler.scheduler for scheduler in accelerator._schedulers]
-        schedulers = schedulers_of(prepared, optimizers, accelerator._optimizers)
-        self._state = LoopState(optimizers, schedulers, LoopVariables(), accelerator)
+        schedulers = [scheduler.scheduler for scheduler in accelerator._schedulers]
+        schedulers = schedulers_of(schedulers, optimizers, accelerator._optimizers)
+        prepared = [accelerator._models, accelerator._optimizers, accelerator._schedulers, accelerator._dataloaders]
+        known = {id(thing) for things in [*prepared, accelerator._custom_objects] for thing in things}
+        self._state = LoopState(optimizers, schedulers, LoopVariables(known), accelerator)
         self._kept = LibraryState(self._loop, self._state.read, self._state.take)
         self._loop.on_group = self._show_rank
         self._loop.ends_by_program = True
@@ -281,6 +283,7 @@ class AccelerateFit:
     def _give_up_if(self, outcome: Exchanged) -> None:
         if outcome is Exchanged.AGAIN:
             self._is_again = True
+            self._kept.hold()
             # As in a pass before the last: optimizers' steps and schedulers' change nothing.
             self._accelerator.gradient_state._set_sync_gradients(False)
 

@@ -131,7 +131,8 @@ class FabricFit:
         self._trained = trained
         self._loader = PartLoader(trained._dataloader, self._loop, self._fabric.device)
         self._num_rounds = num_rounds(program_frames())
-        self._state = LoopState(optimizers, schedulers_of([], optimizers, wrappers), LoopVariables())
+        known = {id(thing) for thing in [*self._made, *models]}
+        self._state = LoopState(optimizers, schedulers_of([], optimizers, wrappers), LoopVariables(known))
         self._kept = LibraryState(self._loop, self._state.read, self._state.take)
         self._turns = OptimizerTurns(self._loop, optimizers, "fabric.backward(loss)")
         self._loop.on_group, self._loop.before_clip = self._show_rank, self._before_clip
@@ -282,7 +283,9 @@ class FabricFit:
             self._give_up_if(self._turns.before_clip(parameters))
 
     def _give_up_if(self, outcome: Exchanged) -> None:
-        self._is_again = self._is_again or outcome is Exchanged.AGAIN
+        if outcome is Exchanged.AGAIN and not self._is_again:
+            self._is_again = True
+            self._kept.hold()
 
     def log(self, log: Callable[..., Any], fabric: Any, metrics: Any, *arguments: Any, **keywords: Any) -> Any:
         """Log values to the program's loggers, and as metrics of the job."""

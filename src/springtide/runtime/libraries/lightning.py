@@ -20,6 +20,7 @@ import torch
 
 from springtide.runtime.libraries.loop import LOOP, Exchanged, LibraryLoop, LibraryState, NotDivisible
 from springtide.runtime.libraries.part_loader import PartLoader
+from springtide.runtime.libraries.plain_values import ChangedValues
 from springtide.runtime.libraries.turns import OptimizerTurns, StepAgain
 from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
 
@@ -82,6 +83,9 @@ class LightningFit:
         self._is_repeating = False
         # What is to be set again once the loop has taken up a loaded state.
         self._loaded: dict[str, Any] | None = None
+        # The program's own module, callbacks and data, and what has changed in their plain attributes.
+        self._own: dict[str, Any] = {}
+        self._changed = ChangedValues({})
         self._num_steps: int | None = None
         self._metrics_at_s = -math.inf
         self._told_workers = 0
@@ -141,9 +145,12 @@ class LightningFit:
             raise NotDivisible("the program trains on several DataLoaders at once")
         # Lightning's own handler ends the program: the platform's lets the step end and saves.
         signal.signal(signal.SIGTERM, self._sigterm)
-        num_steps = trainer.estimated_stepping_batches
+        num_steps = _estimated_steps(trainer)
         self._num_steps = int(num_steps) if 0 < num_steps < math.inf else None
         self._loop.on_group = self._show_rank
+        callbacks = {f"callback {index}": callback for index, callback in enumerate(trainer.callbacks)}
+        self._own = {"module": trainer.lightning_module, "data": trainer.datamodule, **callbacks}
+        self._changed = ChangedValues(self._own, [id(thing) for thing in self._own.values()])
         state = LibraryState(self._loop, self._state, self._load)
         takes_turns = not trainer.lightning_module.automatic_optimization
         self._loop.attach(trainer.lightning_module, trainer.optimizers, state, takes_turns=takes_turns)
@@ -178,11 +185,31 @@ class LightningFit:
         epoch_loop = self._trainer.fit_loop.epoch_loop
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
+            self._begin_epoch()
+            # A checkpoint of a release before this one lacks them.
+            if "own" in loaded:
+                self._changed.write(self._own, loaded["own"])
             # Lightning's way of taking a loop up in the midst of an epoch counts a batch too many after a validation.
             epoch_loop._batches_that_stepped = loaded["batches_that_stepped"]
             for config, state in zip(self._trainer.lr_scheduler_configs, loaded["lr_schedulers"], strict=True):
                 config.scheduler.load_state_dict(state)
         return self._trainer.current_epoch, epoch_loop.batch_progress.current.ready
+
+    def _begin_epoch(self) -> None:
+        """Do what the program does at the beginning of an epoch, which others have begun; rates stay as they are."""
+        trainer = self._trainer
+        if not trainer.fit_loop.restarted_mid_epoch:
+            return
+        kept = [
+            (group, {name: value for name, value in group.items() if name != "params"})
+            for optimizer in trainer.optimizers
+            for group in optimizer.param_groups
+        ]
+        call = importlib.import_module(f"{self._package}.trainer.call")
+        call._call_callback_hooks(trainer, "on_train_epoch_start")
+        call._call_lightning_module_hook(trainer, "on_train_epoch_start")
+        for group, values in kept:
+            group.update(values)
 
     def _plan(self) -> tuple[int, int | None]:
         trainer = self._trainer
@@ -229,12 +256,15 @@ class LightningFit:
             return
         while self._loop.exchange() is Exchanged.AGAIN:
             self._is_repeating = True
+            # What training_step has counted counts once.
+            counted = self._changed.read(self._own)
             try:
                 for number in range(last + 1):
                     self._loader.number = number
                     self._repeat(number, number - last)
             finally:
                 self._is_repeating = False
+                self._changed.write(self._own, counted)
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Of a program that updates by itself: exchange, once an optimizer is to update."""
@@ -270,8 +300,10 @@ class LightningFit:
         schedulers = [
             (config.scheduler, copy.deepcopy(config.scheduler.state_dict())) for config in trainer.lr_scheduler_configs
         ]
+        own = self._changed.read(self._own)
 
         def take_back() -> None:
+            self._changed.write(self._own, own)
             with contextlib.suppress(ValueError):
                 trainer.profiler.stop("optimizer_step")
             module._current_fx_name = function
@@ -303,6 +335,8 @@ class LightningFit:
 
     def after_batch(self) -> None:
         """Pass on what the program has logged, and have its loggers note how many workers train where that changes."""
+        # In an epoch that was taken up in its midst, schedulers are stepped at its end, too.
+        self._trainer.fit_loop._restarting = False
         now_s = time.monotonic()
         if self._is_leader and self._told_workers != self._loop.world_size:
             self._told_workers = self._loop.world_size
@@ -326,6 +360,9 @@ class LightningFit:
 
     def _state(self) -> dict[str, Any]:
         """What Lightning puts into its own checkpoints beside the weights and the optimizer, at a boundary."""
+        if self._loaded is not None:
+            # It is handed on before the loop has taken it up.
+            return self._loaded
         trainer = self._trainer
         call = importlib.import_module(f"{self._package}.trainer.call")
         checkpoint = {
@@ -340,9 +377,14 @@ class LightningFit:
             state = call._call_lightning_datamodule_hook(trainer, "state_dict")
             if state:
                 checkpoint[type(trainer.datamodule).__qualname__] = state
+        # Hooks may ask for the weights, which move by themselves.
+        checkpoint["state_dict"] = weights = trainer.lightning_module.state_dict()
         call._call_callbacks_on_save_checkpoint(trainer, checkpoint)
         call._call_lightning_module_hook(trainer, "on_save_checkpoint", checkpoint)
-        return {**checkpoint, "batches_that_stepped": trainer.fit_loop.epoch_loop._batches_that_stepped}
+        places = [name for name, value in checkpoint.items() if value is weights]
+        checkpoint = {name: value for name, value in checkpoint.items() if name not in places}
+        stepped = trainer.fit_loop.epoch_loop._batches_that_stepped
+        return {**checkpoint, "batches_that_stepped": stepped, "weights": places, "own": self._changed.read(self._own)}
 
     def _load(self, state: dict[str, Any]) -> None:
         """Set it by Lightning's own way of resuming, before its loop begins."""
@@ -353,7 +395,9 @@ class LightningFit:
             if directory is not None and hasattr(callback, "best_model_path"):
                 # Another worker may have drawn another folder for the same run.
                 callback.dirpath = directory
-        connector._loaded_checkpoint = state
+        weights = trainer.lightning_module.state_dict()
+        self._loaded = state
+        connector._loaded_checkpoint = state = {**state, **dict.fromkeys(state.get("weights", ()), weights)}
         try:
             importlib.import_module(f"{self._package}.trainer.call")._call_lightning_module_hook(
                 trainer, "on_load_checkpoint", state
@@ -361,10 +405,21 @@ class LightningFit:
             connector.restore_datamodule()
             connector.restore_callbacks()
             connector.restore_loops()
-            connector.restore_lr_schedulers()
         finally:
             connector._loaded_checkpoint = {}
-        self._loaded = state
+
+
+def _estimated_steps(trainer: Any) -> float:
+    """The optimizer's steps of the whole training; infinite if it has no end of its own."""
+    found = float(trainer.estimated_stepping_batches)
+    for callback in trainer.callbacks:
+        # Of a GradientAccumulationScheduler, which Lightning's own number does not know.
+        accumulated = getattr(callback, "get_accumulate_grad_batches", None)
+        if accumulated is not None and trainer.max_epochs not in (None, -1) and found < math.inf:
+            num_batches, epochs = trainer.num_training_batches, range(trainer.max_epochs)
+            num_steps = float(sum(-(-num_batches // accumulated(epoch)) for epoch in epochs))
+            found = num_steps if trainer.max_steps == -1 else min(num_steps, trainer.max_steps)
+    return found
 
 
 def _leave_if_again(outcome: Exchanged) -> None:
@@ -381,5 +436,24 @@ def _check(trainer: Any) -> None:
         )
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         raise NotDivisible('precision="16-mixed" scales its loss, which cannot move; use "bf16-mixed"')
-    if any(type(callback).__name__ == "Timer" for callback in trainer.callbacks):
+    callbacks = {kind.__name__ for callback in trainer.callbacks for kind in type(callback).__mro__}
+    if "Timer" in callbacks:
         raise NotDivisible("max_time and Timer end each worker at another step; use max_steps or max_epochs")
+    for name in {"LearningRateFinder", "BatchSizeFinder"} & callbacks:
+        raise NotDivisible(
+            f"{name} trains by itself before the training; find the value in a run of its own, and write it into the "
+            "program"
+        )
+    if "BaseFinetuning" in callbacks:
+        raise NotDivisible(
+            "BackboneFinetuning and other kinds of BaseFinetuning give the optimizer parameters as it trains; give it "
+            "all at the beginning, in a group whose rate is 0 until then"
+        )
+    norm = torch.nn.modules.batchnorm._BatchNorm
+    if "StochasticWeightAveraging" in callbacks and any(
+        isinstance(one, norm) for one in trainer.lightning_module.modules()
+    ):
+        raise NotDivisible(
+            "StochasticWeightAveraging of a model with batch normalisation has an epoch in which nothing is trained; "
+            "use layers without it, as GroupNorm, or EMAWeightAveraging"
+        )

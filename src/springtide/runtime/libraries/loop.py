@@ -8,6 +8,7 @@ committed when the next one begins.
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -339,6 +340,10 @@ class LibraryState:
     def keep(self) -> None:
         """Keep the state of this boundary: within the step members may come to need it."""
         self._kept = self._read()
+
+    def hold(self) -> None:
+        """Copy what was kept: its tensors are the program's own, which may change them in a step that is given up."""
+        self._kept = copy.deepcopy(self._kept)
 
     def state_dict(self) -> dict[str, Any]:
         """The state at the last boundary."""

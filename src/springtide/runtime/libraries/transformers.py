@@ -17,6 +17,7 @@ import torch
 from springtide.runtime.libraries.loop import LOOP, Exchanged, LibraryLoop, LibraryState, NotDivisible
 from springtide.runtime.libraries.noticed_number import noticed
 from springtide.runtime.libraries.part_loader import PartLoader
+from springtide.runtime.libraries.plain_values import ChangedValues
 from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
 
 # Stands for the checkpoint's folder where the state came from another worker or from the platform's checkpoint.
@@ -27,11 +28,24 @@ _BEST_MODEL_WAIT_S = 120.0
 def patch_trainer(module: Any) -> None:
     """Have the Trainer of `transformers.trainer` run its loop by this process's LOOP."""
     run, skip = module.Trainer._inner_training_loop, module.skip_first_batches
+    train_all = module.Trainer.train
 
     @functools.wraps(run)
     def _inner_training_loop(self: Any, *arguments: Any, **keywords: Any) -> Any:
         assert LOOP.loop is not None
         return TrainerFit(self, LOOP.loop).run(functools.partial(run, self, *arguments, **keywords))
+
+    @functools.wraps(train_all)
+    def train(self: Any, resume_from_checkpoint: Any = None, *arguments: Any, **keywords: Any) -> Any:
+        assert LOOP.loop is not None
+        try:
+            return train_all(self, resume_from_checkpoint, *arguments, **keywords)
+        except Exception as error:
+            if not resume_from_checkpoint or LOOP.loop.is_attached:
+                raise
+            # The leader may be writing that checkpoint, and a worker that joins does without it.
+            self._springtide_unread = error
+            return train_all(self, None, *arguments, **keywords)
 
     @functools.wraps(skip)
     def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
@@ -41,6 +55,7 @@ def patch_trainer(module: Any) -> None:
         return dataloader
 
     module.Trainer._inner_training_loop = _inner_training_loop
+    module.Trainer.train = train
     module.skip_first_batches = skip_first_batches
 
 
@@ -62,6 +77,9 @@ class TrainerFit:
         # A state that came before the loop began, and what it is still to be used for.
         self._loaded: dict[str, Any] | None = None
         self._is_taken_up = True
+        # The program's own Trainer and callbacks, and what has changed in their plain attributes.
+        self._own: dict[str, Any] = {}
+        self._changed = ChangedValues({})
 
     def run(self, train: Callable[[], Any]) -> Any:
         """Run the Trainer's own loop, with this object's methods around its."""
@@ -116,9 +134,14 @@ class TrainerFit:
         max_steps, steps_per_epoch, num_epochs, _, trial = arguments
         trainer.create_optimizer()
         self._loop.on_group = self._show_rank
+        callbacks = {f"callback {index}": one for index, one in enumerate(trainer.callback_handler.callbacks)}
+        self._own = {"trainer": trainer, **callbacks}
+        self._changed = ChangedValues(self._own, [id(thing) for thing in (*self._own.values(), trainer.model)])
         state = LibraryState(self._loop, self._state, self._take)
         self._loop.attach(trainer.model, [trainer.optimizer], state)
         if self._loaded is None:
+            if unread := getattr(trainer, "_springtide_unread", None):
+                raise unread
             return where
         known = {field.name for field in dataclasses.fields(trainer.state)}
         fields = {name: value for name, value in self._loaded["state"].items() if name in known}
@@ -134,11 +157,11 @@ class TrainerFit:
         epoch, step = divmod(trainer.state.global_step, steps_per_epoch)
         return epoch, step * trainer.args.gradient_accumulation_steps
 
-    def _prepare(self, prepare: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Once the Trainer has its scheduler: set both to where they were."""
+    def _prepare(self, prepare: Callable[..., Any], max_steps: int, loader: Any, resume_from_checkpoint: Any) -> Any:
+        """Once the Trainer has its scheduler: set both to where they were, by what was taken, not by a checkpoint."""
         trainer = self._trainer
         groups = [{**group} for group in trainer.optimizer.param_groups]
-        prepared = prepare(*arguments, **keywords)
+        prepared = prepare(max_steps, loader, None if self._loaded else resume_from_checkpoint)
         if self._loaded is not None:
             trainer.lr_scheduler.load_state_dict(self._loaded["scheduler"])
             for group, values in zip(trainer.optimizer.param_groups, groups, strict=True):
@@ -191,6 +214,9 @@ class TrainerFit:
             self._is_taken_up = True
             for name, value in loaded["logged"].items():
                 setattr(self._trainer, name, value)
+            # A checkpoint of a release before this one lacks them.
+            if "own" in loaded:
+                self._changed.write(self._own, loaded["own"])
         return samples, self._count(samples, num_items, device)
 
     def _count(self, samples: list[Any], num_items: Any, device: Any) -> Any:
@@ -288,6 +314,7 @@ class TrainerFit:
             },
             "scheduler": None if scheduler is None else scheduler.state_dict(),
             "logged": logged,
+            "own": self._changed.read(self._own),
         }
 
     def _take(self, state: dict[str, Any]) -> None:

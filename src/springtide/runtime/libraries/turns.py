@@ -148,6 +148,9 @@ def _after(before_clip: Callable[[list[torch.Tensor]], None], clip: Callable[...
     def watched(parameters: Any, *arguments: Any, **keywords: Any) -> Any:
         found = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         before_clip(found)
+        if all(one.grad is None for one in found) and clip.__name__ == "clip_grad_value_":
+            # A step that is given up has none, and torch's function fails without one.
+            return None
         return clip(found, *arguments, **keywords)
 
     return watched

@@ -188,7 +188,7 @@ class _OneWorker:
         else:
             self._apply()
             # Another optimizer may take its turn: the step ends with the next batch.
-            self._last_turn = reduced
+            self._last_turn, self.loss = reduced, reduced.loss
         return True
 
     def _apply(self) -> None:
