@@ -35,7 +35,7 @@ from springtide.runtime.serving.calls import InvalidCall
 from springtide.runtime.serving.folder import entered_copy
 from springtide.runtime.serving.listeners import HandshakeGuard, ReplicaListener, TcpListener, UnixListener
 from springtide.runtime.serving.server import Answerer, ReplicaServer
-from springtide.serving.applications import AsgiService
+from springtide.serving.applications import AsgiService, ProcessService
 from springtide.serving.frames import MAX_FRAME_BYTES, BatchOutcome
 from springtide.serving.schema import ServiceSchema, call_decoder, derive_schema
 
@@ -363,6 +363,11 @@ def _load(
         model: Answerer
         if issubclass(served, AsgiService):
             model = ServedApplication(served, service.name, service.concurrency)
+        elif issubclass(served, ProcessService):
+            # Imported here, because workers of functions lack what it speaks HTTP with.
+            from springtide.runtime.serving.processes.served import ServedProcess
+
+            model = ServedProcess(served, service.name, service.concurrency)
         else:
             slot = open_slot(spec)
             model = ServedUserModel(served, service.max_batch_size, service.params, slot, service.concurrency)

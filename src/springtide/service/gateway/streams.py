@@ -18,7 +18,7 @@ class AnswerStream:
     """The body of one streamed answer. Everything runs on the event loop.
 
     `give_credit` is called with bytes that the client has taken, `on_cancel` if the rest is not wanted. A silence of
-    the replica for `silence_s` ends the stream.
+    the replica for `silence_s` ends the stream, where there is one.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class AnswerStream:
         *,
         is_sse: bool,
         start: HttpStart | None = None,
-        silence_s: float,
+        silence_s: float | None,
         give_credit: Callable[[int], None],
         on_cancel: Callable[[], None],
     ) -> None:
@@ -34,6 +34,8 @@ class AnswerStream:
         # The head of an application's answer. If that breaks off the connection is closed: it has no form for errors.
         self.start = start
         self.is_broken = False
+        # Why the replica ended it before it was complete.
+        self.error: SpringtideError | None = None
         # The HTTP status that the end stands for, in metrics: the answer itself has begun with 200.
         self.status = 200 if start is None else start.status
         self._silence_s = silence_s
@@ -57,6 +59,7 @@ class AnswerStream:
         if self._is_over:
             return
         if error is not None:
+            self.error = error
             self.status = status
             self.is_broken = self.start is not None
         if error is not None and self.start is None:
@@ -76,6 +79,11 @@ class AnswerStream:
         self._chunks.clear()
         self._wake()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes from the replica."""
+        return self._is_over
+
     async def next(self) -> bytes:
         """What has come since the last call, which the client has taken; empty at the end of the answer."""
         if self._num_untold >= _CREDIT_STEP_BYTES:
@@ -88,7 +96,8 @@ class AnswerStream:
                     await self._is_waiting
             except TimeoutError:
                 self._on_cancel()
-                why = f"predict yielded nothing for the {self._silence_s:g} s that the request allows"
+                what = "predict" if self.start is None else "the application"
+                why = f"{what} yielded nothing for the {self._silence_s:g} s that the request allows"
                 self.end(RequestRefused(504, why), status=504, code="too_late")
             finally:
                 self._is_waiting = None
