@@ -132,12 +132,15 @@ class Endpoint:
         headers = [*([(b"content-type", reply.media_type)] if reply.media_type else []), *reply.headers]
         try:
             await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-            while part := await stream.next():
+            more = True
+            while more and (part := await stream.next()):
+                # The last part goes with the end, if that is known by now.
+                more = not stream.is_whole
                 async with asyncio.timeout(self._send_timeout_s):
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                    await send({"type": "http.response.body", "body": part, "more_body": more})
             if stream.is_broken:
                 await _abort(scope)
-            elif stream.status != 499:
+            elif more and stream.status != 499:
                 await send({"type": "http.response.body", "body": b""})
         except TimeoutError:
             stream.cancel(408)

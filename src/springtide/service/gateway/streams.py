@@ -80,9 +80,9 @@ class AnswerStream:
         self._wake()
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing more comes from the replica."""
-        return self._is_over
+    def is_whole(self) -> bool:
+        """Whether all that was to come has come and been taken."""
+        return self._is_over and not self._chunks and not self.is_broken and self.status != 499
 
     async def next(self) -> bytes:
         """What has come since the last call, which the client has taken; empty at the end of the answer."""
