@@ -365,6 +365,8 @@ def _ms(seconds: float) -> str:
 
 def _example(url: str, schema: ServiceSchema | None) -> str:
     """Return a curl command with a valid example value for each required parameter."""
+    if schema is not None and schema.kind == "asgi":
+        return f"curl -s {url}/ -H 'Authorization: Bearer TOKEN'"
     arguments: dict[str, Any] = {}
     for parameter in schema.parameters if schema else ():
         if parameter.is_required:

@@ -29,6 +29,8 @@ _NOT_PASSED = frozenset(
 )
 _NOT_MODIFIED = 304
 _PROTOCOL = b"sec-websocket-protocol"
+# A WebSocket's is made anew of what the server has read.
+_NOT_SENT = _NOT_PASSED | {_PROTOCOL}
 _SESSION = b"springtide_"
 # Pages of users' code have the dashboard's address, and must not act with the session of those who look at them.
 _SANDBOX = (b"content-security-policy", b"sandbox allow-scripts allow-forms allow-popups allow-downloads")
@@ -37,15 +39,16 @@ _SANDBOX = (b"content-security-policy", b"sandbox allow-scripts allow-forms allo
 def http_head(scope: Scope) -> HttpHead:
     """The head of the request as the application gets it."""
     headers = [(name, _cookies(value) if name == b"cookie" else value) for name, value in scope["headers"]]
-    left_out = _NOT_PASSED | _of_connection(headers) | {_PROTOCOL}
+    left_out = _of_connection(headers) | _NOT_SENT
     passed = tuple((name, value) for name, value in headers if name not in left_out and (value or name != b"cookie"))
     if scope["type"] == "websocket" and scope["subprotocols"]:
         passed = (*passed, (_PROTOCOL, ", ".join(scope["subprotocols"]).encode("latin-1")))
     # A revision that is named in the path is none of the application's business.
-    prefix = f"/f/{scope['path_params']['name'].partition('@')[0]}/"
-    rest = scope["path_params"]["path"]
-    _, _, _, *raw = (scope.get("raw_path") or b"").split(b"/", 3)
-    raw_rest = raw[0] if raw and unquote_to_bytes(raw[0]) == rest.encode() else quote(rest).encode()
+    named, rest = scope["path_params"]["name"], scope["path_params"]["path"]
+    prefix, raw = f"/f/{named.partition('@')[0]}/", scope.get("raw_path", b"").split(b"/", 3)
+    # A slash that is written with a percent sign may have divided the path elsewhere.
+    is_alike = len(raw) == 4 and unquote_to_bytes(raw[2]) == named.encode()
+    raw_rest = raw[3] if is_alike else quote(rest).encode()
     scheme, query = scope.get("scheme", "http"), scope["query_string"]
     return HttpHead(scope["method"], scheme, prefix + rest, query, passed, prefix.encode() + raw_rest)
 
