@@ -158,6 +158,8 @@ class AsyncCall(OpenCall):
         self._loop = loop
         self._moved = asyncio.Event()
         self._reader = MessageReader()
+        # Whether the client of a WebSocket has closed it: then nothing can be sent any more.
+        self.is_left = False
         self._messages: asyncio.Queue[SocketMessage] = asyncio.Queue()
 
     def add_credit(self, num_bytes: int) -> None:
@@ -181,8 +183,13 @@ class AsyncCall(OpenCall):
         return message
 
     async def send_message(self, message: SocketMessage) -> None:
-        """Send a message to the client, as it takes them."""
+        """Send a message to the client, as it takes them. Raises ConnectionResetError if that has closed."""
+        self._raise_if_left()
         await self.send_part(message.encode())
+
+    def _raise_if_left(self) -> None:
+        if self.is_left:
+            raise ConnectionResetError("the client has closed the WebSocket")
 
     async def answer_async(self, model: CallAnswerer) -> BatchOutcome:
         """Await what `predict` returns, or send its items as they come."""
@@ -212,6 +219,7 @@ class AsyncCall(OpenCall):
             while self._credit <= 0:
                 self._moved.clear()
                 await self._moved.wait()
+                self._raise_if_left()
             self._send_piece(body[at : at + CHUNK_BYTES], head)
             head = None
 
@@ -227,6 +235,8 @@ class AsyncCall(OpenCall):
         for message in messages:
             self._messages.put_nowait(message)
             if message.kind == "close":
+                self.is_left = True
+                self._moved.set()
                 self._loop.call_later(_CLOSE_S, self._cancel_task)
 
     def _cancel_task(self) -> None:
@@ -263,7 +273,7 @@ async def answered_async(call: AsyncCall, model: CallAnswerer) -> None:
     except asyncio.CancelledError:
         outcome = _CANCELLED
     except (Exception, SystemExit) as error:
-        outcome = _CANCELLED if call.is_cancelled else _outcome_of_error(error, model)
+        outcome = _CANCELLED if call.is_cancelled or call.is_left else _outcome_of_error(error, model)
     model.ended(is_done=outcome.status == "ok")
     call.end(outcome, time.perf_counter() - began_s)
 

@@ -110,6 +110,8 @@ class ServedProcess(RequestAnswerer):
 
     async def _lost(self, call: AsyncCall, error: Exception) -> BatchOutcome:
         """The answer where the command gave none. If it has ended, the replica does, and that is the answer."""
+        if call.is_left:
+            return BatchOutcome("ok", b"")
         for _ in range(round(_NEWS_S / _NEWS_POLL_S)):
             if self._command.end:
                 await asyncio.Event().wait()
