@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from springtide.client.api import connect
-from springtide.client.applications import TypedCommand
+from springtide.client.applications import typed_command
 from springtide.client.functions import deploy_service
 
 _NAME = "process-hop"
@@ -66,7 +66,7 @@ async def _serve(port: int) -> None:
 
 def _measured(state_dir: Path, num_rounds: int, num_requests: int, num_clients: int) -> dict[str, Any]:
     client = connect(state_dir=state_dir)
-    command = TypedCommand(
+    command = typed_command(
         f"python {Path(__file__).name} --serve {{port}}", ready="/about", folder=Path(__file__).parent
     )
     service = deploy_service(command.source(), command.options.override({"scale": (1, 1)}), _NAME, client)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import springtide as st
-from springtide.client.applications import TypedCommand
+from springtide.client.applications import typed_command
 from springtide.core.errors import InvalidRequest
 from springtide.serving.schema import derive_schema
 
@@ -33,7 +33,7 @@ def my_program(port):
 def test_a_command_is_declared_by_a_function_or_typed(tmp_path):
     assert my_program.source().object_name == "my_program"
     assert (my_program.cls.ready, derive_schema(my_program.cls).concurrency) == ("/health", 64)
-    typed = TypedCommand("bin/my-server '{port} x'", ready="/up?full=1", folder=tmp_path)
+    typed = typed_command("bin/my-server '{port} x'", ready="/up?full=1", folder=tmp_path)
     source = typed.source()
     assert (typed.name, source.kind, source.location.parent) == ("my-server", "class", tmp_path)
     here = {}
@@ -47,13 +47,13 @@ def test_a_readiness_that_is_no_path_is_refused(ready):
     with pytest.raises(InvalidRequest, match="path"):
         st.process(ready=ready)
     with pytest.raises(InvalidRequest, match="path"):
-        TypedCommand("server", ready=ready)
+        typed_command("server", ready=ready)
 
 
 @pytest.mark.parametrize(("command", "why"), [("", "empty"), ("say 'x", "quotes")])
 def test_a_command_that_is_none_is_refused(command, why):
     with pytest.raises(InvalidRequest, match=why):
-        TypedCommand(command)
+        typed_command(command)
 
 
 def test_what_is_no_function_or_no_option_is_refused():

@@ -12,7 +12,7 @@ from springtide.client.functions import ServeFunction
 from springtide.client.serving_goals import ServeKeywords, ServeOptions
 from springtide.client.sources.source import SourceFile, name_from
 from springtide.core.errors import InvalidRequest
-from springtide.serving.applications import Application, AsgiService, Command, ProcessService, application_class
+from springtide.serving.applications import AsgiService, Command, ProcessService, WebService, application_class
 
 # The file in which a command that was typed travels.
 _COMMAND_FILE = "springtide_command.py"
@@ -59,31 +59,29 @@ def process(
     return _decorator(ProcessService, "st.process decorates a function that returns the command", ready, options)
 
 
-class TypedCommand(ServeFunction[Any]):
-    """A service of a command without a file of its own; it works in `folder`. Raises InvalidRequest."""
+def typed_command(command: str, *, ready: str = "", folder: Path | None = None) -> ServeFunction[Any]:
+    """A service of a command without a file of its own, which works in a copy of `folder` (None: the current one).
 
-    def __init__(self, command: str, *, ready: str = "", folder: Path | None = None) -> None:
-        try:
-            words = shlex.split(command)
-        except ValueError as error:
-            raise InvalidRequest(f"the command cannot be split into words ({error}); check its quotes") from None
-        if not words:
-            raise InvalidRequest('the command is empty; give one that listens on a port, "server --port {port}"')
-        self._text = _COMMAND_SOURCE.format(ready=check_ready(ready), words=words)
-        self._folder = Path.cwd() if folder is None else folder
-        super().__init__(application_class(ProcessService, lambda: words, ready), ServeOptions())
-        self.name = name_from(Path(words[0]).name)
-
-    def source(self) -> SourceFile:
-        """A file that declares the command, in the folder that it works in."""
-        return SourceFile(
-            filename=_COMMAND_FILE,
-            text=self._text,
-            object_name="command",
-            kind="class",
-            import_root=str(self._folder),
-            location=self._folder / _COMMAND_FILE,
-        )
+    Raises InvalidRequest.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise InvalidRequest(f"the command cannot be split into words ({error}); check its quotes") from None
+    if not words:
+        raise InvalidRequest('the command is empty; give one that listens on a port, "server --port {port}"')
+    here = Path.cwd() if folder is None else folder
+    source = SourceFile(
+        filename=_COMMAND_FILE,
+        text=_COMMAND_SOURCE.format(ready=check_ready(ready), words=words),
+        object_name="command",
+        kind="class",
+        import_root=str(here),
+        location=here / _COMMAND_FILE,
+    )
+    served = ServeFunction(application_class(ProcessService, lambda: words, ready), ServeOptions(), source)
+    served.name = name_from(Path(words[0]).name)
+    return served
 
 
 def check_ready(path: str) -> str:
@@ -96,7 +94,7 @@ def check_ready(path: str) -> str:
 
 
 def _decorator(
-    base: type[Application], what: str, ready: str, options: ServeKeywords
+    base: type[WebService], what: str, ready: str, options: ServeKeywords
 ) -> Callable[[Callable[..., Any]], ServeFunction[Any]]:
     checked, path = ServeOptions(**options), check_ready(ready)
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 Command = str | Sequence[str]
 
 
-class Application:
+class WebService:
     """What has paths of its own, below /f/NAME/, instead of a method; `make` is the user's function.
 
     `ready`: the path that answers 2xx when it can take requests; empty without one.
@@ -23,18 +23,18 @@ class Application:
         raise NotImplementedError("an application is called by its own paths")
 
 
-class AsgiService(Application):
+class AsgiService(WebService):
     """The base of the class that `st.asgi` makes of a function that returns an ASGI application."""
 
 
-class ProcessService(Application):
+class ProcessService(WebService):
     """The base of the class that `st.process` makes of a function, of the port if it takes one, that returns a command.
 
     `{port}` in the command stands for the port.
     """
 
 
-def application_class(base: type[Application], function: Callable[..., Any], ready: str = "") -> type[Application]:
+def application_class(base: type[WebService], function: Callable[..., Any], ready: str = "") -> type[WebService]:
     """The class that stands for a function, under the function's name."""
     namespace = {
         "make": staticmethod(function),

@@ -151,7 +151,11 @@ def test_requests_reach_the_command_as_they_are_and_a_drain_ends_it(source, tmp_
             assert (await client.get(f"{url}/nowhere")).json() == {"detail": "Not Found"}
             assert (await client.post(url, json={})).status_code == 422
             assert (await client.get(f"{url}@2/show/")).status_code == 404
-            assert (await client.get(url)).json()["example"].startswith(f"curl -s {client.base_url}f/double/ -H")
+            assert (
+                (await client.get(url))
+                .json()["example"]
+                .startswith(f"curl -s http://127.0.0.1:{harness.port}/f/double/ -H")
+            )
             async with client.stream("GET", f"{url}/stream?place={tmp_path / 'left'}") as response:
                 assert await anext(response.aiter_lines()) == "data: 0"
                 replica.stop(grace_s=60)

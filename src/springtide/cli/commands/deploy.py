@@ -27,7 +27,7 @@ from springtide.cli.jobs.variables import ask_secrets
 from springtide.cli.loading import find_service, split_target
 from springtide.cli.session import Session, common_options
 from springtide.cli.tables.shares import held_line
-from springtide.client.applications import TypedCommand
+from springtide.client.applications import typed_command
 from springtide.client.folders.choice import FolderWish
 from springtide.client.functions import ServeFunction, deploy_service
 from springtide.client.shares import devices_asked
@@ -35,7 +35,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.options.services import SERVICE_OPTIONS
 from springtide.core.status.platform import ServiceStatus
 from springtide.core.workload import DEFAULT_GRACE_S
-from springtide.serving.applications import Application
+from springtide.serving.applications import WebService
 
 _POLL_S = 0.1
 # A device that is taken from a job is free after the job's grace, so waiting much longer would not help.
@@ -106,7 +106,7 @@ def _asked_service(target: str, command: str | None, ready: str | None, folder: 
     if command is not None:
         if target:
             raise InvalidRequest(f"give a file ({target}) or --command, not both")
-        return TypedCommand(command, ready=ready or "")
+        return typed_command(command, ready=ready or "")
     if not target:
         raise InvalidRequest("give a file with a service, or a command that listens on a port, by --command")
     if ready is not None:
@@ -133,7 +133,7 @@ def _deployed_text(service: ServiceStatus, served: ServeFunction[Any], token_pat
         sleeping = " (sleeps until the first request)" if service.min_replicas == 0 else _NONE_YET
     scale = f"{service.min_replicas}..{service.max_replicas}"
     authorized = f'-H "Authorization: Bearer $(cat {token})"'
-    if issubclass(served.cls, Application):
+    if issubclass(served.cls, WebService):
         call = f"  curl -s {service.url}/ {authorized}\n  (what is below that address is its own)"
     else:
         call = (

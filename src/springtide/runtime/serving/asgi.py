@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from springtide.core.errors import InvalidRequest
 from springtide.runtime.serving.calls import AsyncCall
-from springtide.runtime.serving.requests import RequestAnswerer, ready_in_a_row, trouble_of_status
+from springtide.runtime.serving.requests import ready_in_a_row, trouble_of_status
 from springtide.serving.applications import AsgiService
 from springtide.serving.frames import BatchOutcome, HttpHead, HttpStart
 from springtide.serving.socket_messages import NORMAL_CLOSURE, SocketMessage, close_message
@@ -22,14 +23,14 @@ _SWITCHING = 101
 _REFUSED = 403
 
 
-class ServedApplication(RequestAnswerer):
+class ServedApplication:
     """The user's ASGI application, started and ready. What its startup raises comes out of the constructor.
 
     `name` is the service's: the application is below /f/NAME, which it gets as its root path.
     """
 
-    def __init__(self, served: type[AsgiService], name: str, concurrency: int | None = None) -> None:
-        super().__init__(served, concurrency)
+    def __init__(self, served: type[AsgiService], name: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._root_path = f"/f/{name}"
         self._state: dict[str, Any] = {}
         self._to_lifespan: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -82,6 +83,9 @@ class ServedApplication(RequestAnswerer):
         if not call.has_begun:
             return BatchOutcome("error", b"the application returned before it had accepted the WebSocket")
         return BatchOutcome("ok", b"")
+
+    def watch(self, on_end: Callable[[str], None]) -> None:
+        """Does nothing: it ends with its replica."""
 
     def close(self) -> None:
         """End the application's lifespan."""

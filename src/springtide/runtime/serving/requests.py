@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from springtide.runtime.serving.calls import AsyncCall
-from springtide.serving.applications import Application
+from springtide.serving.applications import WebService
 from springtide.serving.frames import BatchOutcome, HttpHead, HttpStart
 from springtide.serving.schema import derive_schema
 
@@ -20,21 +20,47 @@ _NUM_READY = 2
 _PROBE_S = 0.2
 
 
-class RequestAnswerer:
-    """An Answerer for requests, whose subclasses respond."""
-
-    def __init__(self, served: type[Application], concurrency: int | None) -> None:
-        self.schema = derive_schema(served, concurrency)
-        self._loop = asyncio.new_event_loop()
-        self.loop: asyncio.AbstractEventLoop | None = self._loop
+class RunningApplication(Protocol):
+    """What answers requests, on the event loop that it was made with."""
 
     async def respond(self, call: AsyncCall, head: HttpHead) -> BatchOutcome:
         """Answer one request; the parts of the answer are sent as they come."""
-        raise NotImplementedError
+        ...
+
+    def watch(self, on_end: Callable[[str], None]) -> None:
+        """Call `on_end` on another thread, with a sentence, if it ends by itself."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+class RequestAnswerer:
+    """An Answerer that passes requests to an application, which works on `loop`."""
+
+    def __init__(
+        self,
+        served: type[WebService],
+        concurrency: int | None,
+        loop: asyncio.AbstractEventLoop,
+        application: RunningApplication,
+    ) -> None:
+        self.schema = derive_schema(served, concurrency)
+        self.loop: asyncio.AbstractEventLoop | None = loop
+        self._application = application
+
+    async def respond(self, call: AsyncCall, head: HttpHead) -> BatchOutcome:
+        """Answer one request; the parts of the answer are sent as they come."""
+        return await self._application.respond(call, head)
+
+    def watch(self, on_end: Callable[[str], None]) -> None:
+        """Call `on_end` on another thread, with a sentence, if what answers ends by itself."""
+        self._application.watch(on_end)
 
     def close(self) -> None:
         """End what answers."""
-        raise NotImplementedError
+        self._application.close()
 
     def failure(self, error: BaseException) -> BatchOutcome:
         """The outcome of an error of the application, which it logs."""

@@ -15,8 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 from springtide.core.errors import InvalidRequest, SpringtideError
 from springtide.service.gateway.compression import BadCompression, compressed, decompressed
 from springtide.service.gateway.requests import ClientGone, RequestRefused, until_disconnected
-from springtide.service.gateway.sockets import SocketRelay, SocketStream
-from springtide.service.gateway.streams import AnswerStream
+from springtide.service.gateway.sockets import SocketRelay
+from springtide.service.gateway.streams import AnswerStream, SocketStream
 from springtide.service.submission.problems import is_inference_protocol
 
 _LOG = logging.getLogger("springtide.gateway")

@@ -20,8 +20,7 @@ from springtide.service.gateway.metrics import GatewayMetrics
 from springtide.service.gateway.replica_client import ReplicaClient
 from springtide.service.gateway.requests import DisconnectWatch, GatewayReply, Pending, RequestRefused
 from springtide.service.gateway.scaling import ReplicaAdvice
-from springtide.service.gateway.sockets import SWITCHING, SocketStream
-from springtide.service.gateway.streams import AnswerStream
+from springtide.service.gateway.streams import SWITCHING, AnswerStream, SocketStream
 from springtide.serving.admission import QueueState, bounded_retry_s, calls_ahead, refusal, smooth
 from springtide.serving.batcher import (
     BatchLimits,

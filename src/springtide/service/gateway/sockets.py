@@ -9,11 +9,9 @@ from typing import Any
 from starlette.types import Message, Receive, Send
 from uvicorn.protocols.utils import ClientDisconnected
 
-from springtide.service.gateway.streams import AnswerStream
-from springtide.serving.frames import CREDIT_BYTES, HttpStart
+from springtide.service.gateway.streams import SocketStream
 from springtide.serving.socket_messages import BadMessage, MessageReader, SocketMessage, close_message
 
-SWITCHING = 101
 # How long the application may go on after its client has closed, or it has itself, before it is cancelled.
 _END_S = 8.0
 _CODE_S = 0.5
@@ -22,45 +20,6 @@ _ABNORMAL = 1006
 _TOO_BIG = 1009
 _FAILED = 1011
 _PROTOCOL = b"sec-websocket-protocol"
-
-
-class SocketStream(AnswerStream):
-    """The application's messages to the client as a stream, and the client's to the application, on credit too.
-
-    `feed` is called with bytes for the replica. Everything runs on the event loop.
-    """
-
-    def __init__(
-        self,
-        *,
-        start: HttpStart,
-        give_credit: Callable[[int], None],
-        on_cancel: Callable[[], None],
-        feed: Callable[[bytes], None],
-    ) -> None:
-        super().__init__(is_sse=False, start=start, silence_s=None, give_credit=give_credit, on_cancel=on_cancel)
-        self._to_replica = feed
-        self._room = CREDIT_BYTES
-        self._has_room = asyncio.Event()
-        self._has_room.set()
-
-    def taken(self, num_bytes: int) -> None:
-        """The application has taken so many bytes of the client's messages."""
-        self._room += num_bytes
-        if self._room > 0:
-            self._has_room.set()
-
-    async def give(self, message: SocketMessage) -> None:
-        """Send a message of the client to the application once that has taken enough of those before it."""
-        await self._has_room.wait()
-        self.give_now(message)
-
-    def give_now(self, message: SocketMessage) -> None:
-        """Send a message without waiting."""
-        self._room -= message.num_bytes
-        if self._room <= 0:
-            self._has_room.clear()
-        self._to_replica(message.encode())
 
 
 class SocketRelay:

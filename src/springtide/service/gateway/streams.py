@@ -9,7 +9,10 @@ from springtide.core.errors import SpringtideError
 from springtide.service.gateway.requests import RequestRefused
 from springtide.serving.events import written_error
 from springtide.serving.frames import CREDIT_BYTES, HttpStart
+from springtide.serving.socket_messages import SocketMessage
 
+# The status of an answer after which messages of a WebSocket come.
+SWITCHING = 101
 # The replica hears of the client's progress in steps of so many bytes, not with every chunk.
 _CREDIT_STEP_BYTES = CREDIT_BYTES // 4
 
@@ -109,3 +112,42 @@ class AnswerStream:
     def _wake(self) -> None:
         if self._is_waiting is not None and not self._is_waiting.done():
             self._is_waiting.set_result(None)
+
+
+class SocketStream(AnswerStream):
+    """The application's messages to the client as a stream, and the client's to the application, on credit too.
+
+    `feed` is called with bytes for the replica. Everything runs on the event loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        start: HttpStart,
+        give_credit: Callable[[int], None],
+        on_cancel: Callable[[], None],
+        feed: Callable[[bytes], None],
+    ) -> None:
+        super().__init__(is_sse=False, start=start, silence_s=None, give_credit=give_credit, on_cancel=on_cancel)
+        self._to_replica = feed
+        self._room = CREDIT_BYTES
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    def taken(self, num_bytes: int) -> None:
+        """The application has taken so many bytes of the client's messages."""
+        self._room += num_bytes
+        if self._room > 0:
+            self._has_room.set()
+
+    async def give(self, message: SocketMessage) -> None:
+        """Send a message of the client to the application once that has taken enough of those before it."""
+        await self._has_room.wait()
+        self.give_now(message)
+
+    def give_now(self, message: SocketMessage) -> None:
+        """Send a message without waiting."""
+        self._room -= message.num_bytes
+        if self._room <= 0:
+            self._has_room.clear()
+        self._to_replica(message.encode())

@@ -12,7 +12,7 @@ from springtide.runtime.serving.calls import AsyncCall
 from springtide.runtime.serving.processes.command import RunningCommand, words_of
 from springtide.runtime.serving.processes.exchanges import Exchange, Upstream, UpstreamLost, written_request
 from springtide.runtime.serving.processes.ports import LOOPBACK, held_port
-from springtide.runtime.serving.requests import RequestAnswerer, ready_in_a_row, refuse, trouble_of_status
+from springtide.runtime.serving.requests import ready_in_a_row, refuse, trouble_of_status
 from springtide.serving.applications import ProcessService
 from springtide.serving.frames import BatchOutcome, HttpHead, HttpStart
 
@@ -26,15 +26,14 @@ _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 _OWN = frozenset({b"content-length", b"expect", b"x-forwarded-host", b"x-forwarded-prefix", b"x-forwarded-proto"})
 
 
-class ServedProcess(RequestAnswerer):
+class ServedProcess:
     """The command of an `st.process`, started and ready.
 
     `name` is the service's; the command gets the paths without its prefix /f/NAME, which is in X-Forwarded-Prefix.
     Raises InvalidRequest if the command cannot be started or ends before it is ready.
     """
 
-    def __init__(self, served: type[ProcessService], name: str, concurrency: int | None = None) -> None:
-        super().__init__(served, concurrency)
+    def __init__(self, served: type[ProcessService], name: str, loop: asyncio.AbstractEventLoop) -> None:
         self._prefix = f"/f/{name}"
         self._kept = contextlib.ExitStack()
         self._port = self._kept.enter_context(held_port())
@@ -42,7 +41,7 @@ class ServedProcess(RequestAnswerer):
         self._command = RunningCommand(words_of(served.make, self._port), self._port)
         self._kept.callback(self._command.stop)
         try:
-            self._loop.run_until_complete(ready_in_a_row(lambda: self._probe(served.ready)))
+            loop.run_until_complete(ready_in_a_row(lambda: self._probe(served.ready)))
         except BaseException:
             self._kept.close()
             raise
