@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from springtide.client.api import Client as Client
     from springtide.client.api import connect as connect
     from springtide.client.applications import asgi as asgi
+    from springtide.client.applications import process as process
     from springtide.client.datasets import append_dataset as append_dataset
     from springtide.client.datasets import close_dataset as close_dataset
     from springtide.client.datasets import dataset as dataset
@@ -72,6 +73,7 @@ _PUBLIC = {
     "jax_model": "springtide.client.models",
     "model_path": "springtide.client.saved_models",
     "remove_dataset": "springtide.client.datasets",
+    "process": "springtide.client.applications",
     "report": "springtide.runtime.script_reports",
     "serve": "springtide.client.functions",
     "sse": "springtide.serving.events",

@@ -403,6 +403,27 @@ def test_deploy_prints_how_to_call_it(
     assert "folder" not in client.calls[-1][1]
 
 
+def test_deploy_takes_a_command_instead_of_a_file(
+    client: Any, springtide: Run, make_service: Callable[..., ServiceStatus], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    client.add(make_service(num_ready=0, state="IDLE"))
+    result = springtide("deploy", "--command", "bin/server --port {port}", "--ready", "/up", "--name", "sentiment")
+    assert result.exit_code == 0, result.output
+    assert "/f/sentiment/ -H" in result.output
+    ((_, asked),) = client.calls
+    assert (asked["name"], asked["folder"].origin, asked["source"].kind) == ("sentiment", str(tmp_path), "class")
+    for given, why in (
+        (("serve.py", "--command", "server"), "not both"),
+        ((), "give a file"),
+        (("serve.py", "--ready", "/up"), "--ready is for --command"),
+        (("--command", "server", "--ready", "up"), "ready is a path"),
+    ):
+        refused = springtide("deploy", *given)
+        assert refused.exit_code != 0
+        assert why in refused.output, refused.output
+
+
 def test_deploy_says_when_the_guaranteed_replicas_are_not_there(
     client: Any, springtide: Run, make_service: Callable[..., ServiceStatus], tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -40,7 +40,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "run": ("springtide.cli.commands.run", "Train: run FILE's function with a goal and watch it."),
         "tune": ("springtide.cli.commands.tune", "Search over jobs: many trials of FILE's task under one budget."),
         "data": ("springtide.cli.commands.data", "Put datasets under a name, append to them, list and remove them."),
-        "deploy": ("springtide.cli.commands.deploy", "Serve: deploy FILE's class and print how to call it."),
+        "deploy": (
+            "springtide.cli.commands.deploy",
+            "Serve: deploy FILE's class, or a command, and print how to call it.",
+        ),
         "apply": ("springtide.cli.commands.apply", "Hand functions over to a cluster as objects: apply -f FILE."),
         "ps": ("springtide.cli.commands.look", "List jobs and services."),
         "status": ("springtide.cli.commands.look", "Show one job or service."),

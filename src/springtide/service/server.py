@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from springtide.core.errors import BackendError, InvalidRequest
-from springtide.service.api.connections import connection_class, raise_descriptor_limit
+from springtide.service.api.connections import SOCKET_SETTINGS, connection_class, raise_descriptor_limit
 from springtide.service.gateway.application import Gateway
 
 LOOPBACK = "127.0.0.1"
@@ -29,7 +29,7 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
         uvicorn.Config(
             app,
             http=connection_class(raise_descriptor_limit()),
-            ws="none",
+            **SOCKET_SETTINGS,
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=2,

@@ -1,27 +1,46 @@
-"""Web applications as services: what `st.asgi` makes of a function that returns one."""
+"""Web applications as services: what `st.asgi` and `st.process` make of a function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+# What a service's function returns as the command that listens: a text as for a shell without its features, or words.
+Command = str | Sequence[str]
 
 
-class AsgiService:
-    """The base of the class that `st.asgi` makes of a function; `make` is that function."""
+class WebService:
+    """What has paths of its own, below /f/NAME/, instead of a method; `make` is the user's function.
 
-    make: Callable[[], Any]
+    `ready`: the path that answers 2xx when it can take requests; empty without one.
+    """
+
+    make: Callable[..., Any]
+    ready: ClassVar[str] = ""
 
     def predict(self) -> None:
         """Stand in for the method of other services. Raises NotImplementedError."""
         raise NotImplementedError("an application is called by its own paths")
 
 
-def asgi_class(function: Callable[[], Any]) -> type[AsgiService]:
-    """The class that stands for a function that returns an ASGI application, under the function's name."""
+class AsgiService(WebService):
+    """The base of the class that `st.asgi` makes of a function that returns an ASGI application."""
+
+
+class ProcessService(WebService):
+    """The base of the class that `st.process` makes of a function, of the port if it takes one, that returns a command.
+
+    `{port}` in the command stands for the port.
+    """
+
+
+def application_class(base: type[WebService], function: Callable[..., Any], ready: str = "") -> type[WebService]:
+    """The class that stands for a function, under the function's name."""
     namespace = {
         "make": staticmethod(function),
+        "ready": ready,
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,
         "__doc__": function.__doc__,
     }
-    return type(function.__name__, (AsgiService,), namespace)
+    return type(function.__name__, (base,), namespace)

@@ -54,17 +54,27 @@ class Predict(_Frame, frozen=True, kw_only=True):
 
 
 class HttpHead(msgspec.Struct, frozen=True, array_like=True):
-    """A request to an application; `path` is the whole one, with the root path in front."""
+    """A request to an application; `path` is the whole one, with the root path in front.
+
+    `raw_path` is the same as the client has written it (empty from older gateways). A WebSocket has the scheme ws or
+    wss.
+    """
 
     method: str
     scheme: str
     path: str
     query: bytes
     headers: tuple[tuple[bytes, bytes], ...]
+    raw_path: bytes = b""
+
+    @property
+    def is_socket(self) -> bool:
+        """Whether the client asks for a WebSocket."""
+        return self.scheme in ("ws", "wss")
 
 
 class HttpStart(msgspec.Struct, frozen=True, array_like=True):
-    """The head of an application's answer."""
+    """The head of an application's answer; after status 101 come messages of a WebSocket (socket_messages.py)."""
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
@@ -94,6 +104,13 @@ class Cancel(_Frame, frozen=True, kw_only=True):
     """To the replica: the answer of this call is not wanted any more. It is still to be ended with an End."""
 
     batch_id: int
+
+
+class Feed(_Frame, frozen=True, kw_only=True):
+    """To the replica: bytes of the client's messages on a WebSocket: CREDIT_BYTES, and as many as were Taken."""
+
+    batch_id: int
+    body: bytes
 
 
 class Ping(_Frame, frozen=True, kw_only=True):
@@ -155,6 +172,13 @@ class Chunk(_Frame, frozen=True, kw_only=True):
     start: HttpStart | None = None
 
 
+class Taken(_Frame, frozen=True, kw_only=True):
+    """From the replica: the application has taken so many bytes of a WebSocket's messages."""
+
+    batch_id: int
+    num_bytes: int
+
+
 class End(_Frame, frozen=True, kw_only=True):
     """From the replica: the answer to an Open is complete. `outcome` has the answer if there were no chunks."""
 
@@ -177,8 +201,8 @@ class Pong(_Frame, frozen=True, kw_only=True):
     is_draining: bool = False
 
 
-Question = Predict | Ping | Greet | Open | Credit | Cancel
-Reply = Challenge | Welcome | Answered | Draining | Pong | Chunk | End
+Question = Predict | Ping | Greet | Open | Credit | Cancel | Feed
+Reply = Challenge | Welcome | Answered | Draining | Pong | Chunk | End | Taken
 
 
 def encode_frame(message: Question | Reply) -> bytes:

@@ -12,7 +12,7 @@ import msgspec
 
 from springtide.core.decoding import decoder_of_made_type
 from springtide.core.errors import InvalidRequest
-from springtide.serving.applications import AsgiService
+from springtide.serving.applications import WebService
 
 METHOD = "predict"
 _MAX_INLINE_DEPTH = 6
@@ -180,7 +180,7 @@ def derive_schema(served: type, concurrency: int | None = None) -> ServiceSchema
 
     `concurrency` is that of its service; None: 1, and 64 where `predict` is async.
     """
-    if issubclass(served, AsgiService):
+    if issubclass(served, WebService):
         return ServiceSchema(
             kind="asgi", concurrency=concurrency or ASYNC_CONCURRENCY, doc=inspect.getdoc(served) or ""
         )

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from springtide.core.wire.workers import FrameDecoder
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, WorkloadId
-from springtide.service.api.connections import connection_class
+from springtide.service.api.connections import SOCKET_SETTINGS, connection_class
 from springtide.service.gateway.application import Gateway, ReplicaRoute, ServiceRoute
 from springtide.serving.frames import (
     MAX_FRAME_BYTES,
@@ -147,12 +147,18 @@ class Harness:
 
 
 @asynccontextmanager
-async def running(**settings):
+async def running(server_settings=None, **settings):
     events, registry = [], CollectorRegistry()
     gateway = Gateway(events.append, registry=registry, **settings)
     app = Starlette(routes=gateway.routes())
     config = uvicorn.Config(
-        app, http=connection_class(1024), log_level="warning", lifespan="off", access_log=False, ws="none"
+        app,
+        http=connection_class(1024),
+        log_level="warning",
+        lifespan="off",
+        access_log=False,
+        **SOCKET_SETTINGS,
+        **(server_settings or {}),
     )
     server = uvicorn.Server(config)
     with socket.socket() as listener:

@@ -6,6 +6,8 @@ import asyncio
 import stat
 
 import pytest
+from starlette.testclient import WebSocketDenialResponse
+from starlette.websockets import WebSocketDisconnect
 
 from kits.service.api_fixtures import HEADERS, TOKEN
 from springtide.core.errors import InvalidRequest, StorageError
@@ -122,3 +124,33 @@ def test_a_streamed_body_is_not_read_beyond_its_limit():
 def test_a_body_that_stops_is_given_up():
     with pytest.raises(TooSlow):
         read_through_limits([{"type": "http.request", "body": b"x", "more_body": True}, None], pause_s=0.01)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        (HEADERS | {"Origin": "http://elsewhere.example"}, 403),
+        (HEADERS | {"Host": "elsewhere.example"}, 403),
+        (HEADERS | {"X-Long": "x" * (17 << 10)}, 431),
+    ],
+)
+def test_a_websocket_comes_through_the_same_door(stranger, headers, status):
+    with (
+        pytest.raises(WebSocketDenialResponse) as refused,
+        stranger.websocket_connect("ws://127.0.0.1:8787/f/none/talk", headers=headers),
+    ):
+        pass
+    assert refused.value.status_code == status, refused.value.text
+    assert refused.value.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("headers", [HEADERS, HEADERS | {"Origin": "http://127.0.0.1:8787"}])
+def test_a_websocket_with_the_token_goes_on_to_where_there_is_none(stranger, headers):
+    with (
+        pytest.raises(WebSocketDisconnect) as closed,
+        stranger.websocket_connect("ws://127.0.0.1:8787/f/none/talk", headers=headers),
+    ):
+        pass
+    assert not isinstance(closed.value, WebSocketDenialResponse)

@@ -113,10 +113,9 @@ def test_paths_bodies_and_heads_go_through_and_the_lifespan_is_kept(tmp_path, mo
             assert bare.status_code == 422
             assert "/f/double/" in bare.json()["error"]["message"]
             assert (await client.post("/f/double/echo", content=b"x" * (2 << 20))).status_code == 413
-            upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
-            socket = await client.get("/f/double/socket", headers=upgrade)
-            assert socket.status_code == 501
-            assert "WebSockets" in socket.json()["error"]["message"]
+            assert (await client.get("/f/double@1/items/7")).json()["number"] == 7
+            assert (await client.get("/f/double@1/items/a%2Fb")).status_code == 404, "two segments for the application"
+            assert (await client.get("/f/double@2/items/7")).status_code == 404
             replica.stop(grace_s=30)
             assert await asyncio.to_thread(replica.process.wait, 30) == 0
             assert (tmp_path / "ended").exists()

@@ -27,11 +27,15 @@ from springtide.cli.jobs.variables import ask_secrets
 from springtide.cli.loading import find_service, split_target
 from springtide.cli.session import Session, common_options
 from springtide.cli.tables.shares import held_line
+from springtide.client.applications import typed_command
+from springtide.client.folders.choice import FolderWish
 from springtide.client.functions import ServeFunction, deploy_service
 from springtide.client.shares import devices_asked
+from springtide.core.errors import InvalidRequest
 from springtide.core.options.services import SERVICE_OPTIONS
 from springtide.core.status.platform import ServiceStatus
 from springtide.core.workload import DEFAULT_GRACE_S
+from springtide.serving.applications import WebService
 
 _POLL_S = 0.1
 # A device that is taken from a job is free after the job's grace, so waiting much longer would not help.
@@ -41,7 +45,14 @@ _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boo
 
 
 @click.command()
-@click.argument("target", metavar="FILE[:CLASS]")
+@click.argument("target", metavar="[FILE[:CLASS]]", default="")
+@click.option(
+    "--command",
+    "typed",
+    metavar="TEXT",
+    help='Instead of a file: a command that listens on a port, "server --port {port}", in this folder.',
+)
+@click.option("--ready", metavar="PATH", help="With --command: the path that answers 2xx when it can take requests.")
 @option_flags(SERVICE_OPTIONS, "deploy")
 @release_options
 @folder_options
@@ -50,15 +61,14 @@ _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boo
 @common_options
 @click.pass_obj
 def deploy(session: Session, /, target: str, **options: Any) -> None:
-    """Serve FILE's class. Of a service that answers it is a new revision.
+    """Serve FILE's class, or a command. Of a service that answers it is a new revision.
 
     That starts beside the present one and gets requests once it is ready; then the present one answers what it has and
     stops. If the new one crashes three times or is not ready in time it is given up, and the present one goes on: exit
     code 1. See `springtide versions` and `springtide rollback`.
     """
-    path, object_name = split_target(target)
     folder = folder_wish(options)
-    served = find_service(imported(path, folder), path, object_name)
+    served = _asked_service(target, options["typed"], options["ready"], folder)
     check_cluster_options(options, options["place"])
     release = release_asked(options)
     given = given_keywords(SERVICE_OPTIONS, "deploy", options)
@@ -91,6 +101,20 @@ def deploy(session: Session, /, target: str, **options: Any) -> None:
     )
 
 
+def _asked_service(target: str, command: str | None, ready: str | None, folder: FolderWish) -> ServeFunction[Any]:
+    """What is to be served: a command, or what the file declares. Raises InvalidRequest."""
+    if command is not None:
+        if target:
+            raise InvalidRequest(f"give a file ({target}) or --command, not both")
+        return typed_command(command, ready=ready or "")
+    if not target:
+        raise InvalidRequest("give a file with a service, or a command that listens on a port, by --command")
+    if ready is not None:
+        raise InvalidRequest('--ready is for --command; in a file write st.asgi(ready="/path") or st.process(...)')
+    path, object_name = split_target(target)
+    return find_service(imported(path, folder), path, object_name)
+
+
 def _wait_deployed(session: Session, name: str) -> ServiceStatus:
     """Wait until a replica of the newest revision is ready, the service sleeps, or no device is free for it."""
     end_s = time.monotonic() + _FREE_TIMEOUT_S
@@ -104,16 +128,21 @@ def _wait_deployed(session: Session, name: str) -> ServiceStatus:
 
 def _deployed_text(service: ServiceStatus, served: ServeFunction[Any], token_path: Path) -> str:
     token = shlex.quote(str(token_path))
-    body = shlex.quote(json.dumps(example_call(served.cls)))
     sleeping = ""
     if service.num_ready == 0:
         sleeping = " (sleeps until the first request)" if service.min_replicas == 0 else _NONE_YET
     scale = f"{service.min_replicas}..{service.max_replicas}"
+    authorized = f'-H "Authorization: Bearer $(cat {token})"'
+    if issubclass(served.cls, WebService):
+        call = f"  curl -s {service.url}/ {authorized}\n  (what is below that address is its own)"
+    else:
+        call = (
+            f"  curl -s {service.url} {authorized} -d {shlex.quote(json.dumps(example_call(served.cls)))}\n"
+            "  (its values are made up from the type hints of predict: put yours in)"
+        )
     return (
         f"{service.name}  {service.url}  revision {service.revision}  scale {scale}{sleeping}\n"
-        f"{held_line(service.share, service.enforced, service.devices_each)}"
-        f'  curl -s {service.url} -H "Authorization: Bearer $(cat {token})" -d {body}\n'
-        "  (its values are made up from the type hints of predict: put yours in)"
+        f"{held_line(service.share, service.enforced, service.devices_each)}{call}"
     )
 
 

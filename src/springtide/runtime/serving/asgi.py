@@ -5,38 +5,44 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 from springtide.core.errors import InvalidRequest
 from springtide.runtime.serving.calls import AsyncCall
+from springtide.runtime.serving.requests import ready_in_a_row, trouble_of_status
 from springtide.serving.applications import AsgiService
 from springtide.serving.frames import BatchOutcome, HttpHead, HttpStart
-from springtide.serving.schema import derive_schema
+from springtide.serving.socket_messages import NORMAL_CLOSURE, SocketMessage, close_message
 
 _LOG = logging.getLogger("springtide.replica")
 _VERSIONS = {"version": "3.0", "spec_version": "2.3"}
 _LIFESPAN_END_S = 10.0
+_PROBE_TIMEOUT_S = 10.0
+_SWITCHING = 101
+_REFUSED = 403
 
 
 class ServedApplication:
-    """The user's ASGI application, started. What its startup raises comes out of the constructor.
+    """The user's ASGI application, started and ready. What its startup raises comes out of the constructor.
 
     `name` is the service's: the application is below /f/NAME, which it gets as its root path.
     """
 
-    def __init__(self, served: type[AsgiService], name: str, concurrency: int | None = None) -> None:
-        self.schema = derive_schema(served, concurrency)
-        self._loop = asyncio.new_event_loop()
-        self.loop: asyncio.AbstractEventLoop | None = self._loop
+    def __init__(self, served: type[AsgiService], name: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._root_path = f"/f/{name}"
         self._state: dict[str, Any] = {}
         self._to_lifespan: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._lifespan: asyncio.Task[None] | None = None
         self._app = self._loop.run_until_complete(self._start(served))
+        if served.ready:
+            self._loop.run_until_complete(ready_in_a_row(lambda: self._probe(served.ready)))
 
     async def respond(self, call: AsyncCall, head: HttpHead) -> BatchOutcome:
-        """Let the application answer one request; the parts of its answer are sent as they come."""
+        """Let the application answer one request, or talk on a WebSocket."""
+        if head.is_socket:
+            return await self._respond_socket(call, head)
         start: HttpStart | None = None
         is_read = is_complete = False
         is_over = asyncio.Event()
@@ -52,7 +58,7 @@ class ServedApplication:
         async def send(message: dict[str, Any]) -> None:
             nonlocal start, is_complete
             if message["type"] == "http.response.start":
-                start = HttpStart(message["status"], tuple((bytes(k), bytes(v)) for k, v in message.get("headers", ())))
+                start = _start_of(message)
             elif message["type"] == "http.response.body" and not is_complete:
                 if not call.has_begun and start is None:
                     raise RuntimeError("the application sent a body before http.response.start")
@@ -66,39 +72,51 @@ class ServedApplication:
             return BatchOutcome("error", b"the application returned before its answer was complete")
         return BatchOutcome("ok", b"")
 
+    async def _respond_socket(self, call: AsyncCall, head: HttpHead) -> BatchOutcome:
+        talk = _SocketTalk(call)
+        protocols = next((value for name, value in head.headers if name == b"sec-websocket-protocol"), b"")
+        offered = [part.strip() for part in protocols.decode("latin-1").split(",") if part.strip()]
+        scope = {**self._scope(head), "type": "websocket", "subprotocols": offered}
+        scope["extensions"] = {"websocket.http.response": {}}
+        del scope["method"]
+        await self._app(scope, talk.receive, talk.send)
+        if not call.has_begun:
+            return BatchOutcome("error", b"the application returned before it had accepted the WebSocket")
+        return BatchOutcome("ok", b"")
+
+    def watch(self, on_end: Callable[[str], None]) -> None:
+        """Does nothing: it ends with its replica."""
+
     def close(self) -> None:
         """End the application's lifespan."""
         self._loop.run_until_complete(self._stop())
 
-    def failure(self, error: BaseException) -> BatchOutcome:
-        """The outcome of an error of the application, which it logs."""
-        _LOG.error("the application failed", exc_info=error)
-        return BatchOutcome("error", f"{type(error).__name__}: {str(error)[:500]}".encode("utf-8", "replace"))
+    async def _probe(self, ready: str) -> str:
+        """Ask the application itself whether it is ready; what is wrong, or nothing."""
+        path, _, query = ready.partition("?")
+        scope = self._scope(HttpHead("GET", "http", self._root_path + path, query.encode(), ((b"host", b"localhost"),)))
+        statuses: list[int] = []
+        is_read = False
 
-    def began(self, num_items: int) -> None:
-        """Does nothing: no batches are measured here."""
+        async def receive() -> dict[str, Any]:
+            nonlocal is_read
+            if is_read:
+                await asyncio.Event().wait()
+            is_read = True
+            return {"type": "http.request", "body": b"", "more_body": False}
 
-    def ended(self, *, is_done: bool) -> None:
-        """Does nothing, as `began`."""
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
 
-    def set_queue_length(self, num_batches: int) -> None:
-        """Does nothing, as `began`."""
-
-    def start(self, call: bytes) -> Any:
-        """Raises RuntimeError: an application gets requests."""
-        raise RuntimeError("an application gets requests, not calls")
-
-    def encoded(self, value: Any) -> bytes:
-        """Raises RuntimeError, as `start`."""
-        return bytes(self.start(b""))
-
-    def outcome_of(self, value: Any) -> BatchOutcome:
-        """Raises RuntimeError, as `start`."""
-        return BatchOutcome("error", self.encoded(value))
-
-    def answer(self, calls: Sequence[bytes]) -> tuple[BatchOutcome, ...]:
-        """Raises RuntimeError, as `start`."""
-        return tuple(self.outcome_of(call) for call in calls)
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                await self._app(scope, receive, send)
+        except TimeoutError:
+            return f"{ready} did not answer within {_PROBE_TIMEOUT_S:g} s"
+        except Exception as error:
+            return f"{ready} raised {type(error).__name__}: {error}"[:300]
+        return trouble_of_status(ready, statuses[0] if statuses else 500)
 
     def _scope(self, head: HttpHead) -> dict[str, Any]:
         return {
@@ -108,7 +126,7 @@ class ServedApplication:
             "method": head.method,
             "scheme": head.scheme,
             "path": head.path,
-            "raw_path": head.path.encode("utf-8", "replace"),
+            "raw_path": head.raw_path or head.path.encode("utf-8", "replace"),
             "query_string": head.query,
             "root_path": self._root_path,
             "headers": [list(pair) for pair in head.headers],
@@ -149,3 +167,54 @@ class ServedApplication:
         self._to_lifespan.put_nowait({"type": "lifespan.shutdown"})
         if self._lifespan is not None:
             await asyncio.wait([self._lifespan], timeout=_LIFESPAN_END_S)
+
+
+class _SocketTalk:
+    """The two functions with which an application talks on a WebSocket."""
+
+    def __init__(self, call: AsyncCall) -> None:
+        self._call = call
+        self._is_told = self._is_accepted = self._is_closed = False
+        self._refusal: HttpStart | None = None
+
+    async def receive(self) -> dict[str, Any]:
+        """The next event from the client."""
+        if not self._is_told:
+            self._is_told = True
+            return {"type": "websocket.connect"}
+        message = await self._call.next_message()
+        if message.kind == "close":
+            return {"type": "websocket.disconnect", "code": message.code, "reason": message.body.decode()}
+        if message.kind == "text":
+            return {"type": "websocket.receive", "text": message.body.decode()}
+        return {"type": "websocket.receive", "bytes": message.body}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """Send one event to the client. Raises RuntimeError for one that is out of turn."""
+        kind = message["type"]
+        if kind == "websocket.accept" and not self._call.has_begun:
+            chosen = message.get("subprotocol")
+            own = () if chosen is None else ((b"sec-websocket-protocol", chosen.encode("latin-1")),)
+            given = tuple((bytes(name), bytes(value)) for name, value in message.get("headers") or ())
+            self._is_accepted = True
+            await self._call.send_part(b"", HttpStart(_SWITCHING, (*given, *own)))
+        elif kind == "websocket.http.response.start" and not self._call.has_begun:
+            self._refusal = _start_of(message)
+        elif kind == "websocket.http.response.body" and self._refusal is not None:
+            await self._call.send_part(bytes(message.get("body", b"")), self._refusal)
+        elif kind == "websocket.close" and not self._is_accepted:
+            await self._call.send_part(b"", HttpStart(_REFUSED, ()))
+        elif not self._is_accepted or self._is_closed:
+            raise RuntimeError(f"the application sent {kind} when the WebSocket was not open")
+        elif kind == "websocket.close":
+            self._is_closed = True
+            code, reason = message.get("code", NORMAL_CLOSURE), message.get("reason") or ""
+            await self._call.send_message(close_message(code, reason))
+        elif (text := message.get("text")) is not None:
+            await self._call.send_message(SocketMessage("text", text.encode("utf-8", "replace")))
+        else:
+            await self._call.send_message(SocketMessage("bytes", bytes(message["bytes"])))
+
+
+def _start_of(message: dict[str, Any]) -> HttpStart:
+    return HttpStart(message["status"], tuple((bytes(k), bytes(v)) for k, v in message.get("headers", ())))

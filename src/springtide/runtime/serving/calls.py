@@ -24,9 +24,14 @@ from springtide.serving.frames import (
     HttpStart,
     Open,
     Reply,
+    Taken,
 )
+from springtide.serving.socket_messages import BadMessage, MessageReader, SocketMessage, close_message
 
 _LOG = logging.getLogger("springtide.replica")
+# How long the code of a WebSocket may take to end once its client has closed it.
+_CLOSE_S = 5.0
+_GOING_AWAY = 1001
 _CANCELLED = BatchOutcome("error", b"the call was cancelled")
 
 
@@ -152,6 +157,10 @@ class AsyncCall(OpenCall):
         self.task: asyncio.Task[None] | None = None
         self._loop = loop
         self._moved = asyncio.Event()
+        self._reader = MessageReader()
+        # Whether the client of a WebSocket has closed it: then nothing can be sent any more.
+        self.is_left = False
+        self._messages: asyncio.Queue[SocketMessage] = asyncio.Queue()
 
     def add_credit(self, num_bytes: int) -> None:
         """Let so many more bytes be sent. From any thread."""
@@ -161,6 +170,26 @@ class AsyncCall(OpenCall):
         """Cancel the task that answers. From any thread."""
         self._mark_cancelled()
         _on_loop(self._loop, self._cancel_task)
+
+    def feed(self, body: bytes) -> None:
+        """Add bytes of the client's messages. From any thread."""
+        _on_loop(self._loop, self._feed, body)
+
+    async def next_message(self) -> SocketMessage:
+        """The client's next message on a WebSocket; the last one closes it."""
+        message = await self._messages.get()
+        if message.kind != "close":
+            self._send(Taken(batch_id=self.batch_id, num_bytes=message.num_bytes))
+        return message
+
+    async def send_message(self, message: SocketMessage) -> None:
+        """Send a message to the client, as it takes them. Raises ConnectionResetError if that has closed."""
+        self._raise_if_left()
+        await self.send_part(message.encode())
+
+    def _raise_if_left(self) -> None:
+        if self.is_left:
+            raise ConnectionResetError("the client has closed the WebSocket")
 
     async def answer_async(self, model: CallAnswerer) -> BatchOutcome:
         """Await what `predict` returns, or send its items as they come."""
@@ -190,12 +219,25 @@ class AsyncCall(OpenCall):
             while self._credit <= 0:
                 self._moved.clear()
                 await self._moved.wait()
+                self._raise_if_left()
             self._send_piece(body[at : at + CHUNK_BYTES], head)
             head = None
 
     def _add(self, num_bytes: int) -> None:
         self._credit += num_bytes
         self._moved.set()
+
+    def _feed(self, body: bytes) -> None:
+        try:
+            messages = self._reader.feed(body)
+        except BadMessage as error:
+            messages = [close_message(_GOING_AWAY, str(error))]
+        for message in messages:
+            self._messages.put_nowait(message)
+            if message.kind == "close":
+                self.is_left = True
+                self._moved.set()
+                self._loop.call_later(_CLOSE_S, self._cancel_task)
 
     def _cancel_task(self) -> None:
         if self.task is not None:
@@ -231,7 +273,7 @@ async def answered_async(call: AsyncCall, model: CallAnswerer) -> None:
     except asyncio.CancelledError:
         outcome = _CANCELLED
     except (Exception, SystemExit) as error:
-        outcome = _CANCELLED if call.is_cancelled else _outcome_of_error(error, model)
+        outcome = _CANCELLED if call.is_cancelled or call.is_left else _outcome_of_error(error, model)
     model.ended(is_done=outcome.status == "ok")
     call.end(outcome, time.perf_counter() - began_s)
 

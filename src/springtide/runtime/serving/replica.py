@@ -34,8 +34,9 @@ from springtide.runtime.serving.asgi import ServedApplication
 from springtide.runtime.serving.calls import InvalidCall
 from springtide.runtime.serving.folder import entered_copy
 from springtide.runtime.serving.listeners import HandshakeGuard, ReplicaListener, TcpListener, UnixListener
+from springtide.runtime.serving.requests import RequestAnswerer, RunningApplication
 from springtide.runtime.serving.server import Answerer, ReplicaServer
-from springtide.serving.applications import AsgiService
+from springtide.serving.applications import AsgiService, ProcessService, WebService
 from springtide.serving.frames import MAX_FRAME_BYTES, BatchOutcome
 from springtide.serving.schema import ServiceSchema, call_decoder, derive_schema
 
@@ -361,8 +362,9 @@ def _load(
         served = load_served_class(entrypoint)
         link.phases.ended("import")
         model: Answerer
-        if issubclass(served, AsgiService):
-            model = ServedApplication(served, service.name, service.concurrency)
+        if issubclass(served, WebService):
+            loop = asyncio.new_event_loop()
+            model = RequestAnswerer(served, service.concurrency, loop, _application(served, service.name, loop))
         else:
             slot = open_slot(spec)
             model = ServedUserModel(served, service.max_batch_size, service.params, slot, service.concurrency)
@@ -375,6 +377,16 @@ def _load(
         seq = link.send(Failed(generation=spec.generation, error=f"the service does not load: {sentence:.500}"))
         link.wait_acknowledged(seq, _ACKNOWLEDGE_S)
         return None
+
+
+def _application(served: type[WebService], name: str, loop: asyncio.AbstractEventLoop) -> RunningApplication:
+    if issubclass(served, AsgiService):
+        return ServedApplication(served, name, loop)
+    assert issubclass(served, ProcessService), "there is no other kind"
+    # Imported here, because only these need what speaks HTTP.
+    from springtide.runtime.serving.processes.served import ServedProcess
+
+    return ServedProcess(served, name, loop)
 
 
 def _serve(spec: WorkerSpec, link: ControlLink, stop: _Stopping, server: ReplicaServer) -> int:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from springtide.core.errors import BackendError
 from springtide.core.wire.workers import FrameDecoder
@@ -32,6 +32,7 @@ from springtide.serving.frames import (
     Credit,
     Draining,
     End,
+    Feed,
     Greet,
     Open,
     Ping,
@@ -56,6 +57,8 @@ _MAX_OUTSTANDING = 64
 _READ_BYTES = 1 << 18
 _SEND_TIMEOUT_S = 10.0
 _WATCH_S = 0.25
+_WORK = (Predict, Open)
+_OF_CALLS = (Credit, Cancel, Feed)
 
 
 class Answerer(CallAnswerer, Protocol):
@@ -77,6 +80,15 @@ class Answerer(CallAnswerer, Protocol):
 
     def set_queue_length(self, num_batches: int) -> None:
         """Report how many batches wait for the current one to end. Called by several threads."""
+        ...
+
+
+@runtime_checkable
+class Mortal(Protocol):
+    """A model that can end by itself."""
+
+    def watch(self, on_end: Callable[[str], None]) -> None:
+        """Call `on_end` on another thread, with a sentence, when it has ended although nothing asked it to."""
         ...
 
 
@@ -118,9 +130,12 @@ class ReplicaServer:
 
         `on_stuck` is called on another thread, with a sentence, if the user's code works on a batch for longer than
         its requests allow and `grace_s`, or on a call for `grace_s` after it was cancelled. The server drains by then.
+        It is called too, at once, when what answers has ended by itself.
         """
         self._grace_s = grace_s
         threading.Thread(target=self._watch, args=(on_stuck,), name="springtide-watch", daemon=True).start()
+        if isinstance(self._model, Mortal):
+            self._model.watch(on_stuck)
         if self._model.loop is not None:
             self._model.loop.run_until_complete(self._is_drained.wait())
             self._model.close()
@@ -289,12 +304,12 @@ class ReplicaServer:
         return encode_frame(Welcome(replica_id=self._replica_id, schema=self._model.schema, proof=proof))
 
     def _take(self, peer: _Peer, question: Question) -> None:
-        if isinstance(question, Credit | Cancel):
+        if isinstance(question, _OF_CALLS):
             self._tell(peer, question)
             return
         with self._lock:
             is_draining, num_outstanding = self._is_draining, self._num_outstanding
-            if isinstance(question, Predict | Open):
+            if isinstance(question, _WORK):
                 if num_outstanding >= self._max_outstanding:
                     raise BackendError(f"more than {self._max_outstanding} batches at a time")
                 if not is_draining:
@@ -305,7 +320,7 @@ class ReplicaServer:
                     return
         if isinstance(question, Ping):
             peer.send(Pong(nonce=question.nonce, num_outstanding=num_outstanding, is_draining=is_draining))
-        elif isinstance(question, Predict | Open):
+        elif isinstance(question, _WORK):
             peer.send(Draining(batch_id=question.batch_id))
         else:
             raise BackendError("it proved itself twice, or unasked")
@@ -344,7 +359,7 @@ class ReplicaServer:
             self._calls.pop((peer, batch_id), None)
         self._end_loop_if_drained()
 
-    def _tell(self, peer: _Peer, told: Credit | Cancel) -> None:
+    def _tell(self, peer: _Peer, told: Credit | Cancel | Feed) -> None:
         with self._lock:
             call = self._calls.get((peer, told.batch_id))
         if call is None:
@@ -352,8 +367,10 @@ class ReplicaServer:
             return
         if isinstance(told, Cancel):
             call.cancel()
-        else:
+        elif isinstance(told, Credit):
             call.add_credit(told.num_bytes)
+        elif isinstance(call, AsyncCall):
+            call.feed(told.body)
 
 
 class _Peer:

@@ -75,6 +75,8 @@ def load_or_create_token(state_dir: Path) -> str:
 class AccessControl:
     """ASGI middleware: allows loopback hosts only, rejects other origins, and requires the token except on open paths.
 
+    So it is with WebSockets too, whose handshake it refuses.
+
     With `is_open_to_network` any Host header is allowed: the name of a Service or an ingress, or an address. Pages of
     other sites still cannot use the API, because a browser sends them neither the token nor the cookie. `token_place`
     tells users where to find the token. A browser shows the secret of its session, in a cookie that is named after the
@@ -101,15 +103,16 @@ class AccessControl:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        sender = _with_security_headers(send)
+        is_socket = scope["type"] == "websocket"
+        if is_socket:
+            # It begins with a GET, but what it then sends may change anything.
+            scope["method"] = "GET"
+        sender = send if is_socket else _with_security_headers(send)
         headers = Headers(scope=scope)
         try:
             if not self._is_open_to_network:
                 _check_host(headers)
-            _check_origin(scope["method"], headers, may_be_encrypted=self._is_open_to_network)
+            _check_origin("POST" if is_socket else scope["method"], headers, may_be_encrypted=self._is_open_to_network)
             answer = self._answer(scope, headers)
         except InvalidRequest as error:
             answer = problem_of(error)

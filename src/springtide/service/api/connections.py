@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 
-from springtide.service.gateway.endpoint import ABORT
+from springtide.service.gateway.endpoint import ABORT, LOST
+from springtide.serving.socket_messages import MAX_MESSAGE_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -91,8 +95,13 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Wait for the next request if this one was answered before its body had come."""
         super().on_message_complete()
-        if self.cycle.response_complete:
+        if self.cycle is not None and self.cycle.response_complete:
             self._await_head()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection over, which sends no further request."""
+        super().handle_websocket_upgrade()
+        self._stop_timer()
 
     def _await_head(self) -> None:
         self._start_timer(self.head_timeout_s, MAX_HEAD_BYTES)
@@ -111,6 +120,30 @@ class BoundedConnection(HttpToolsProtocol):
         self._stop_timer()
         if not self.transport.is_closing():
             self.transport.close()
+
+
+class BoundedSocket(WSProtocol):
+    """A WebSocket. Its messages have a limit and its client must answer pings, as uvicorn's settings say."""
+
+    _lost: asyncio.Future[None] | None = None
+
+    def handle_connect(self, event: Any) -> None:
+        """Let what answers close the connection without waiting for what was written to it, and hear of its loss."""
+        super().handle_connect(event)
+        self._lost = self.loop.create_future()
+        cast(dict[str, Any], self.scope).update({ABORT: self.transport.abort, LOST: self._lost})
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell what answers, which may be waiting for something else than the client's next message."""
+        super().connection_lost(exc)
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(None)
+
+
+# uvicorn's settings for them. Compressed messages could be far longer than what comes.
+SOCKET_SETTINGS: Mapping[str, Any] = MappingProxyType(
+    {"ws": BoundedSocket, "ws_max_size": MAX_MESSAGE_BYTES, "ws_per_message_deflate": False}
+)
 
 
 def connection_class(num_descriptors: int) -> type[BoundedConnection]:

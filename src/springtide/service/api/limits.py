@@ -38,7 +38,7 @@ class RequestLimits:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with a bounded body, or refuse it."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         limit_bytes = _limit_of(scope["path"])
@@ -46,6 +46,9 @@ class RequestLimits:
             _check_head(scope, limit_bytes)
         except InvalidRequest as error:
             await problem_of(error)(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await self._app(scope, receive, send)
             return
         body = _BoundedBody(receive, limit_bytes, self._max_body_pause_s, self._body_s)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope
 
 from springtide.core.errors import InvalidRequest, NotFound
@@ -61,6 +61,7 @@ _MAX_LISTED_NAMES = 20
 # What stands between must neither keep the parts back nor answer with old ones.
 _STREAM_HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 _MAX_DIGITS = 9
+_PATHS = "/f/{name}/{path:path}"
 _REVISION = b"x-springtide-revision"
 _SESSION = b"x-springtide-session"
 
@@ -123,7 +124,7 @@ class Gateway:
         for _ in range(3):
             await asyncio.sleep(0)
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[BaseRoute]:
         """The Starlette routes; mount them at the root."""
         protocol = InferenceProtocol(
             queue_of=self._queue,
@@ -134,10 +135,12 @@ class Gateway:
         )
         served: dict[str, dict[str, Handler]] = {"/f/{name}": {"POST": self._call, "GET": self._describe}}
         passed: dict[str, Handler] = dict.fromkeys(APPLICATION_METHODS, self._pass_on)
-        return [
+        routes: list[BaseRoute] = [
             Route(path, Endpoint(handlers, self._count, self._send_timeout_s), include_in_schema=False)
-            for path, handlers in (served | {"/f/{name}/{path:path}": passed} | protocol.handlers()).items()
+            for path, handlers in (served | {_PATHS: passed} | protocol.handlers()).items()
         ]
+        talk = Endpoint({"GET": self._pass_on}, self._count, self._send_timeout_s)
+        return [*routes, WebSocketRoute(_PATHS, talk)]
 
     def num_ready(self, name: str) -> int:
         """How many replicas of the named service are connected and can take work."""
@@ -265,9 +268,8 @@ class Gateway:
     async def _pass_on(self, scope: Scope, receive: Receive) -> HttpReply:
         """Let an application answer a request to one of its paths."""
         queue = self._queue(scope)
-        if (header_of(scope, b"upgrade") or b"").lower() == b"websocket":
-            raise HttpError(501, "WebSockets are not passed on to applications; answer with server-sent events instead")
-        body = await read_body(scope, receive, queue.service.max_body_mib, is_as_sent=True)
+        max_mib, is_socket = queue.service.max_body_mib, scope["type"] == "websocket"
+        body = b"" if is_socket else await read_body(scope, receive, max_mib, is_as_sent=True)
 
         def prepare(schema: ServiceSchema) -> Call:
             if schema.kind != "asgi":
@@ -278,7 +280,8 @@ class Gateway:
         stream = answer.stream
         if stream is None or stream.start is None:
             raise HttpError(502, "the application answered without a head", headers)
-        return HttpReply(stream.start.status, b"", (*application_headers(stream.start), *headers), b"", stream)
+        passed = (*application_headers(stream.start), *headers)
+        return HttpReply(stream.start.status, b"", passed, b"", stream, max_mib << 20)
 
     def _timeout_s(self, scope: Scope) -> float:
         text = header_of(scope, b"x-springtide-timeout")
@@ -362,6 +365,8 @@ def _ms(seconds: float) -> str:
 
 def _example(url: str, schema: ServiceSchema | None) -> str:
     """Return a curl command with a valid example value for each required parameter."""
+    if schema is not None and schema.kind == "asgi":
+        return f"curl -s {url}/ -H 'Authorization: Bearer TOKEN'"
     arguments: dict[str, Any] = {}
     for parameter in schema.parameters if schema else ():
         if parameter.is_required:

@@ -15,7 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 from springtide.core.errors import InvalidRequest, SpringtideError
 from springtide.service.gateway.compression import BadCompression, compressed, decompressed
 from springtide.service.gateway.requests import ClientGone, RequestRefused, until_disconnected
-from springtide.service.gateway.streams import AnswerStream
+from springtide.service.gateway.sockets import SocketRelay
+from springtide.service.gateway.streams import AnswerStream, SocketStream
 from springtide.service.submission.problems import is_inference_protocol
 
 _LOG = logging.getLogger("springtide.gateway")
@@ -24,6 +25,8 @@ JSON_TYPE = b"application/json"
 SEND_TIMEOUT_S = 30.0
 # The key in a request's scope of what closes its connection without waiting for what was written to it.
 ABORT = "springtide:abort"
+# And of the future that is done when the connection of a WebSocket is lost.
+LOST = "springtide:lost"
 # Below this, compression saves less than its own work and its header cost.
 _MIN_COMPRESSED_BYTES = 1024
 # Under this key of the scope is the queue that has answered, after the answer.
@@ -54,6 +57,8 @@ class HttpReply(msgspec.Struct, frozen=True, eq=False):
     media_type: bytes = JSON_TYPE
     # A body that comes in parts, instead of `body`.
     stream: AnswerStream | None = None
+    # The most that one message of a WebSocket may have.
+    max_bytes: int = 0
 
 
 class HttpError(SpringtideError):
@@ -83,12 +88,28 @@ class Endpoint:
         self._send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request, or talk on one WebSocket."""
         started_s = time.perf_counter()
+        if scope["type"] == "websocket":
+            # It begins with a GET, and is refused like one.
+            scope["method"] = "GET"
+            await receive()
+            send = _as_refusal(send)
         try:
             reply = await self._answer(scope, receive)
         except ClientGone:
             self._count(scope, 499, time.perf_counter() - started_s)
+            return
+        if isinstance(reply.stream, SocketStream):
+            relay = SocketRelay(
+                reply.stream,
+                max_bytes=reply.max_bytes,
+                send_timeout_s=self._send_timeout_s,
+                abort=scope[ABORT],
+                lost=scope[LOST],
+            )
+            await relay.run(receive, send, reply.headers)
+            self._count(scope, reply.stream.status, time.perf_counter() - started_s)
             return
         if reply.stream is not None:
             await self._relay(reply, reply.stream, scope, receive, send)
@@ -111,12 +132,15 @@ class Endpoint:
         headers = [*([(b"content-type", reply.media_type)] if reply.media_type else []), *reply.headers]
         try:
             await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-            while part := await stream.next():
+            more = True
+            while more and (part := await stream.next()):
+                # The last part goes with the end, if that is known by now.
+                more = not stream.is_whole
                 async with asyncio.timeout(self._send_timeout_s):
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                    await send({"type": "http.response.body", "body": part, "more_body": more})
             if stream.is_broken:
                 await _abort(scope)
-            elif stream.status != 499:
+            elif more and stream.status != 499:
                 await send({"type": "http.response.body", "body": b""})
         except TimeoutError:
             stream.cancel(408)
@@ -166,6 +190,17 @@ async def _abort(scope: Scope) -> None:
         abort()
         # The server hears of it in its next turn.
         await asyncio.sleep(0)
+
+
+def _as_refusal(send: Send) -> Send:
+    """A `send` for WebSockets that takes the messages of HTTP too: with them the handshake is refused."""
+
+    async def sender(message: Message) -> None:
+        if message["type"].startswith("http."):
+            message = {**message, "type": "websocket." + message["type"]}
+        await send(message)
+
+    return sender
 
 
 def header_of(scope: Scope, name: bytes) -> bytes | None:

@@ -20,7 +20,7 @@ from springtide.service.gateway.metrics import GatewayMetrics
 from springtide.service.gateway.replica_client import ReplicaClient
 from springtide.service.gateway.requests import DisconnectWatch, GatewayReply, Pending, RequestRefused
 from springtide.service.gateway.scaling import ReplicaAdvice
-from springtide.service.gateway.streams import AnswerStream
+from springtide.service.gateway.streams import SWITCHING, AnswerStream, SocketStream
 from springtide.serving.admission import QueueState, bounded_retry_s, calls_ahead, refusal, smooth
 from springtide.serving.batcher import (
     BatchLimits,
@@ -30,7 +30,7 @@ from springtide.serving.batcher import (
     form_batch,
     worthwhile_wait_s,
 )
-from springtide.serving.frames import Answered, BatchOutcome, Chunk, Draining, End, HttpHead, HttpStart
+from springtide.serving.frames import Answered, BatchOutcome, Chunk, Draining, End, HttpHead, HttpStart, Taken
 from springtide.serving.load import LoadWindow, is_worth_reporting
 from springtide.serving.router import ReplicaLoad, ServiceRoute, pick_replica
 from springtide.serving.schema import Call, ServiceSchema
@@ -467,9 +467,13 @@ class ServiceQueue:
             self._waiting[pending.request_id] = _waiting(pending, pending.call, schema)
         self._dispatch()
 
-    def _on_chunk(self, chunk: Chunk) -> None:
+    def _on_chunk(self, chunk: Chunk | Taken) -> None:
         """Pass on a part of a streamed answer; with the first one the request is answered."""
         sent = self._sent[chunk.batch_id]
+        if isinstance(chunk, Taken):
+            if isinstance(sent.stream, SocketStream):
+                sent.stream.taken(chunk.num_bytes)
+            return
         if sent.stream is None:
             sent.stream = self._begin_stream(chunk.batch_id, sent, is_sse=chunk.is_sse, start=chunk.start)
         sent.stream.feed(chunk.body)
@@ -478,13 +482,20 @@ class ServiceQueue:
         self, batch_id: int, sent: _SentBatch, *, is_sse: bool, start: HttpStart | None = None
     ) -> AnswerStream:
         pending, client = sent.pendings[0], sent.client
-        stream = AnswerStream(
-            is_sse=is_sse,
-            start=start,
-            silence_s=pending.deadline_s - pending.arrived_at_s,
-            give_credit=functools.partial(client.credit, batch_id),
-            on_cancel=functools.partial(client.cancel, batch_id),
-        )
+        give_credit = functools.partial(client.credit, batch_id)
+        on_cancel = functools.partial(client.cancel, batch_id)
+        stream: AnswerStream
+        if start is not None and start.status == SWITCHING and pending.http is not None and pending.http.is_socket:
+            feed = functools.partial(client.feed, batch_id)
+            stream = SocketStream(start=start, give_credit=give_credit, on_cancel=on_cancel, feed=feed)
+        else:
+            stream = AnswerStream(
+                is_sse=is_sse,
+                start=start,
+                silence_s=pending.deadline_s - pending.arrived_at_s,
+                give_credit=give_credit,
+                on_cancel=on_cancel,
+            )
         self._resolve(client, sent, (BatchOutcome("ok", b""),), stream)
         return stream
 

@@ -19,6 +19,7 @@ from springtide.serving.frames import (
     Credit,
     Draining,
     End,
+    Feed,
     Greet,
     HttpHead,
     Open,
@@ -26,6 +27,7 @@ from springtide.serving.frames import (
     Pong,
     Predict,
     Reply,
+    Taken,
     Welcome,
     encode_frame,
     gateway_proof,
@@ -43,14 +45,18 @@ _KEEPALIVE_IDLE_S = 2
 _KEEPALIVE_INTERVAL_S = 1
 _KEEPALIVE_PROBES = 3
 _UNACKNOWLEDGED_MS = 5000
+_ANSWERS = (Answered, End, Draining)
+_PARTS = (Chunk, Taken)
+# A message of a WebSocket may be as long as the largest frame.
+_FEED_BYTES = 1 << 20
 
 
 class ReplicaClient:
     """Keeps a connection to one replica open. All callbacks run on the event loop.
 
     `on_ready` is called after each Welcome, `on_answer` after each Answered, End or Draining, `on_chunk` after each
-    Chunk, `on_draining` when a Pong says that the replica drains, and `on_lost` with the ids of the unanswered batches
-    and calls when the connection breaks.
+    Chunk or Taken, `on_draining` when a Pong says that the replica drains, and `on_lost` with the ids of the unanswered
+    batches and calls when the connection breaks.
     The owner sets `is_retired`: then it sends nothing more, and the connection is not opened again.
 
     With a `token`, each side proves to the other that it knows the token before any request is sent
@@ -65,7 +71,7 @@ class ReplicaClient:
         token: str = "",
         on_ready: Callable[[ReplicaClient, ServiceSchema], None],
         on_answer: Callable[[ReplicaClient, Answered | End | Draining], None],
-        on_chunk: Callable[[Chunk], None] = lambda chunk: None,
+        on_chunk: Callable[[Chunk | Taken], None] = lambda chunk: None,
         on_lost: Callable[[ReplicaClient, tuple[int, ...]], None],
         on_draining: Callable[[ReplicaClient], None],
     ) -> None:
@@ -110,7 +116,12 @@ class ReplicaClient:
         """Ask the replica to end a call whose answer is not wanted any more; it still ends with an End."""
         self._tell(Cancel(batch_id=batch_id))
 
-    def _tell(self, told: Credit | Cancel) -> None:
+    def feed(self, batch_id: int, body: bytes) -> None:
+        """Send bytes of the client's messages on a WebSocket."""
+        for start in range(0, len(body), _FEED_BYTES):
+            self._tell(Feed(batch_id=batch_id, body=body[start : start + _FEED_BYTES]))
+
+    def _tell(self, told: Credit | Cancel | Feed) -> None:
         if told.batch_id in self.outstanding and self._transport is not None:
             self._transport.write(encode_frame(told))
 
@@ -145,13 +156,13 @@ class ReplicaClient:
                 backoff_s = min(backoff_s * 2, _LAST_BACKOFF_S)
 
     def handle_reply(self, reply: Reply) -> None:
-        if isinstance(reply, Answered | End | Draining):
+        if isinstance(reply, _ANSWERS):
             if isinstance(reply, Draining):
                 self.is_draining = True
             if reply.batch_id in self.outstanding:
                 del self.outstanding[reply.batch_id]
                 self._on_answer(self, reply)
-        elif isinstance(reply, Chunk):
+        elif isinstance(reply, _PARTS):
             if reply.batch_id in self.outstanding:
                 self._on_chunk(reply)
         elif isinstance(reply, Pong):

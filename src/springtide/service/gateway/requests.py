@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from springtide.service.gateway.streams import AnswerStream
 
 _WATCH_AFTER_S = 0.02
+_DISCONNECTED = ("http.disconnect", "websocket.disconnect")
 
 
 class RequestRefused(SpringtideError):
@@ -70,7 +71,7 @@ class Pending:
 
 async def until_disconnected(receive: Receive) -> None:
     """Return when the client has closed its connection."""
-    while (await receive())["type"] != "http.disconnect":
+    while (await receive())["type"] not in _DISCONNECTED:
         pass
 
 

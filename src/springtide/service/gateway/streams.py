@@ -9,7 +9,10 @@ from springtide.core.errors import SpringtideError
 from springtide.service.gateway.requests import RequestRefused
 from springtide.serving.events import written_error
 from springtide.serving.frames import CREDIT_BYTES, HttpStart
+from springtide.serving.socket_messages import SocketMessage
 
+# The status of an answer after which messages of a WebSocket come.
+SWITCHING = 101
 # The replica hears of the client's progress in steps of so many bytes, not with every chunk.
 _CREDIT_STEP_BYTES = CREDIT_BYTES // 4
 
@@ -18,7 +21,7 @@ class AnswerStream:
     """The body of one streamed answer. Everything runs on the event loop.
 
     `give_credit` is called with bytes that the client has taken, `on_cancel` if the rest is not wanted. A silence of
-    the replica for `silence_s` ends the stream.
+    the replica for `silence_s` ends the stream, where there is one.
     """
 
     def __init__(
@@ -26,7 +29,7 @@ class AnswerStream:
         *,
         is_sse: bool,
         start: HttpStart | None = None,
-        silence_s: float,
+        silence_s: float | None,
         give_credit: Callable[[int], None],
         on_cancel: Callable[[], None],
     ) -> None:
@@ -34,6 +37,8 @@ class AnswerStream:
         # The head of an application's answer. If that breaks off the connection is closed: it has no form for errors.
         self.start = start
         self.is_broken = False
+        # Why the replica ended it before it was complete.
+        self.error: SpringtideError | None = None
         # The HTTP status that the end stands for, in metrics: the answer itself has begun with 200.
         self.status = 200 if start is None else start.status
         self._silence_s = silence_s
@@ -57,6 +62,7 @@ class AnswerStream:
         if self._is_over:
             return
         if error is not None:
+            self.error = error
             self.status = status
             self.is_broken = self.start is not None
         if error is not None and self.start is None:
@@ -76,6 +82,11 @@ class AnswerStream:
         self._chunks.clear()
         self._wake()
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was to come has come and been taken."""
+        return self._is_over and not self._chunks and not self.is_broken and self.status != 499
+
     async def next(self) -> bytes:
         """What has come since the last call, which the client has taken; empty at the end of the answer."""
         if self._num_untold >= _CREDIT_STEP_BYTES:
@@ -88,7 +99,8 @@ class AnswerStream:
                     await self._is_waiting
             except TimeoutError:
                 self._on_cancel()
-                why = f"predict yielded nothing for the {self._silence_s:g} s that the request allows"
+                what = "predict" if self.start is None else "the application"
+                why = f"{what} yielded nothing for the {self._silence_s:g} s that the request allows"
                 self.end(RequestRefused(504, why), status=504, code="too_late")
             finally:
                 self._is_waiting = None
@@ -100,3 +112,42 @@ class AnswerStream:
     def _wake(self) -> None:
         if self._is_waiting is not None and not self._is_waiting.done():
             self._is_waiting.set_result(None)
+
+
+class SocketStream(AnswerStream):
+    """The application's messages to the client as a stream, and the client's to the application, on credit too.
+
+    `feed` is called with bytes for the replica. Everything runs on the event loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        start: HttpStart,
+        give_credit: Callable[[int], None],
+        on_cancel: Callable[[], None],
+        feed: Callable[[bytes], None],
+    ) -> None:
+        super().__init__(is_sse=False, start=start, silence_s=None, give_credit=give_credit, on_cancel=on_cancel)
+        self._to_replica = feed
+        self._room = CREDIT_BYTES
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    def taken(self, num_bytes: int) -> None:
+        """The application has taken so many bytes of the client's messages."""
+        self._room += num_bytes
+        if self._room > 0:
+            self._has_room.set()
+
+    async def give(self, message: SocketMessage) -> None:
+        """Send a message of the client to the application once that has taken enough of those before it."""
+        await self._has_room.wait()
+        self.give_now(message)
+
+    def give_now(self, message: SocketMessage) -> None:
+        """Send a message without waiting."""
+        self._room -= message.num_bytes
+        if self._room <= 0:
+            self._has_room.clear()
+        self._to_replica(message.encode())
