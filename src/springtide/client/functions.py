@@ -112,7 +112,7 @@ class TrainFunction:
 class ServeFunction(Generic[ServedT]):
     """An inference class with its options; `st.serve` makes it. Calling it makes an instance of the class."""
 
-    def __init__(self, cls: type[ServedT], options: ServeOptions) -> None:
+    def __init__(self, cls: type[ServedT], options: ServeOptions, source: SourceFile | None = None) -> None:
         if not isinstance(cls, type):
             raise InvalidRequest(f"st.serve decorates a class with a predict method, not {cls!r:.80}")
         if not callable(getattr(cls, "predict", None)):
@@ -120,6 +120,7 @@ class ServeFunction(Generic[ServedT]):
         self.cls = cls
         self.options = options
         self.name = options.values["name"] or name_from(cls.__name__)
+        self._source = source
         self.__doc__ = cls.__doc__
         self.__module__ = cls.__module__
         self.__wrapped__ = cls
@@ -134,7 +135,7 @@ class ServeFunction(Generic[ServedT]):
 
     def source(self) -> SourceFile:
         """The file that is sent to replicas. Raises InvalidRequest unless it defines the class at its top level."""
-        return source_of(self.cls, "class")
+        return self._source or source_of(self.cls, "class")
 
     def deploy(
         self, client: Client | None = None, *, folder: FolderWish = None, **overrides: Unpack[ServeKeywords]

@@ -27,11 +27,16 @@ from springtide.cli.jobs.variables import ask_secrets
 from springtide.cli.loading import find_service, split_target
 from springtide.cli.session import Session, common_options
 from springtide.cli.tables.shares import held_line
+from springtide.client.folders.choice import FolderWish
 from springtide.client.functions import ServeFunction, deploy_service
+from springtide.client.llm.declaration import is_language_model, llm
 from springtide.client.shares import devices_asked
+from springtide.client.sources.source import name_from
+from springtide.core.errors import InvalidRequest
 from springtide.core.options.services import SERVICE_OPTIONS
 from springtide.core.status.platform import ServiceStatus
 from springtide.core.workload import DEFAULT_GRACE_S
+from springtide.serving.llm_settings import ENGINES
 
 _POLL_S = 0.1
 # A device that is taken from a job is free after the job's grace, so waiting much longer would not help.
@@ -41,7 +46,10 @@ _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boo
 
 
 @click.command()
-@click.argument("target", metavar="FILE[:CLASS]")
+@click.argument("target", metavar="[FILE[:CLASS]]", required=False)
+@click.option("--llm", "model", metavar="PATH|ID", help="Serve a language model by OpenAI's API instead of a file.")
+@click.option("--engine", type=click.Choice(ENGINES), help="With --llm: what runs it (transformers).")
+@click.option("--context", type=click.IntRange(min=1), help="With --llm: tokens of a prompt and its answer together.")
 @option_flags(SERVICE_OPTIONS, "deploy")
 @release_options
 @folder_options
@@ -49,16 +57,15 @@ _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boo
 @cluster_options
 @common_options
 @click.pass_obj
-def deploy(session: Session, /, target: str, **options: Any) -> None:
-    """Serve FILE's class. Of a service that answers it is a new revision.
+def deploy(session: Session, /, target: str | None, **options: Any) -> None:
+    """Serve FILE's class, or a language model. Of a service that answers it is a new revision.
 
     That starts beside the present one and gets requests once it is ready; then the present one answers what it has and
     stops. If the new one crashes three times or is not ready in time it is given up, and the present one goes on: exit
     code 1. See `springtide versions` and `springtide rollback`.
     """
-    path, object_name = split_target(target)
     folder = folder_wish(options)
-    served = find_service(imported(path, folder), path, object_name)
+    served = _served(target, options, folder)
     check_cluster_options(options, options["place"])
     release = release_asked(options)
     given = given_keywords(SERVICE_OPTIONS, "deploy", options)
@@ -91,6 +98,20 @@ def deploy(session: Session, /, target: str, **options: Any) -> None:
     )
 
 
+def _served(target: str | None, options: dict[str, Any], folder: FolderWish) -> ServeFunction[Any]:
+    """What is to be served: the service of a file, or a language model. Raises InvalidRequest."""
+    model, engine, context = options["model"], options["engine"], options["context"]
+    if (model is None) == (target is None):
+        raise InvalidRequest("name a Python file to serve, or a language model with --llm")
+    if model is not None:
+        name = options["name"] or name_from(Path(model).resolve().name if Path(model).exists() else Path(model).name)
+        return llm(name, model=model, engine=engine or ENGINES[0], context=context)
+    if engine is not None or context is not None:
+        raise InvalidRequest("--engine and --context go with --llm; a file says them in st.llm(...)")
+    path, object_name = split_target(target or "")
+    return find_service(imported(path, folder), path, object_name)
+
+
 def _wait_deployed(session: Session, name: str) -> ServiceStatus:
     """Wait until a replica of the newest revision is ready, the service sleeps, or no device is free for it."""
     end_s = time.monotonic() + _FREE_TIMEOUT_S
@@ -104,7 +125,13 @@ def _wait_deployed(session: Session, name: str) -> ServiceStatus:
 
 def _deployed_text(service: ServiceStatus, served: ServeFunction[Any], token_path: Path) -> str:
     token = shlex.quote(str(token_path))
-    body = shlex.quote(json.dumps(example_call(served.cls)))
+    url, hint = service.url, "  (its values are made up from the type hints of predict: put yours in)"
+    example = example_call(served.cls)
+    if is_language_model(served.cls):
+        example = {"model": service.name, "messages": [{"role": "user", "content": "Hello"}]}
+        hint = f"  (OpenAI's clients: base_url {service.url}/v1, and the token as api_key)"
+        url = f"{service.url}/v1/chat/completions"
+    body = shlex.quote(json.dumps(example))
     sleeping = ""
     if service.num_ready == 0:
         sleeping = " (sleeps until the first request)" if service.min_replicas == 0 else _NONE_YET
@@ -112,8 +139,8 @@ def _deployed_text(service: ServiceStatus, served: ServeFunction[Any], token_pat
     return (
         f"{service.name}  {service.url}  revision {service.revision}  scale {scale}{sleeping}\n"
         f"{held_line(service.share, service.enforced, service.devices_each)}"
-        f'  curl -s {service.url} -H "Authorization: Bearer $(cat {token})" -d {body}\n'
-        "  (its values are made up from the type hints of predict: put yours in)"
+        f'  curl -s {url} -H "Authorization: Bearer $(cat {token})" -d {body}\n'
+        f"{hint}"
     )
 
 
