@@ -96,6 +96,10 @@ def test_the_openai_client_is_served_and_no_request_harms_another(platform: Live
 
     wait_for(lambda: state()["num_ready"] == 1, 240.0, lambda: f"the model to load; {state()}")
 
+    def num_open() -> float:
+        lines = platform.http.get("/f/chat/metrics").text.splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith("springtide_llm_open_answers "))
+
     async def scenario() -> None:
         url = f"{str(platform.http.base_url).rstrip('/')}/f/chat/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="wrong", max_retries=0) as stranger:
@@ -104,12 +108,11 @@ def test_the_openai_client_is_served_and_no_request_harms_another(platform: Live
         async with openai.AsyncOpenAI(base_url=url, api_key=token, max_retries=0, timeout=120) as client:
             await every_call(client)
             await concurrent(client)
-            answer = platform.http.get("/f/chat/metrics")
-            assert "springtide_llm_open_answers 0.0" in answer.text
+            wait_for(lambda: num_open() == 0.0, 30.0, "the places of clients that have left to be free")
             (pid,) = platform.worker_pids().values()
             await broken(client, pid)
             wait_for(lambda: pid not in platform.worker_pids().values(), 60.0, "the replica to be gone")
-            wait_for(lambda: state()["num_ready"] == 1, 240.0, lambda: f"the model to load again; {state()}")
-            assert (await whole(client, 1))[1] == 24
+            patient = client.with_options(default_headers={"X-Springtide-Timeout": "4m"}, timeout=300)
+            assert (await whole(patient, 1))[1] == 24, "the platform has started another replica"
 
     asyncio.run(scenario())

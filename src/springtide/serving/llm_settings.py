@@ -8,8 +8,8 @@ import msgspec
 
 from springtide.core.errors import InvalidRequest
 
-EngineName = Literal["transformers", "llama.cpp"]
-ENGINES: Final[tuple[EngineName, ...]] = ("transformers", "llama.cpp")
+EngineName = Literal["transformers"]
+ENGINES: Final[tuple[EngineName, ...]] = ("transformers",)
 # Streams that a replica writes at a time, unless its service says another `concurrency`.
 LLM_CONCURRENCY: Final = 16
 _LEAST_CONTEXT: Final = 16
@@ -18,7 +18,7 @@ _LEAST_CONTEXT: Final = 16
 class LlmSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The model of a service and its engine.
 
-    `model` is the path of a folder or a file, or the id of one on a hub. `context` is how many tokens a prompt and its
+    `model` is the path of a folder, or the id of one on a hub. `context` is how many tokens a prompt and its
     answer may have together (None: as many as the model and `cache_mb` allow), `cache_mb` the MiB for what the model
     remembers of all streams (None: chosen by the engine). Raises InvalidRequest, by `checked`.
     """

@@ -42,7 +42,7 @@ def test_a_file_may_declare_one(tmp_path, monkeypatch):
     [
         ({"model": "./nothing-here"}, "there is no model at"),
         ({"model": " "}, "model is empty"),
-        ({"model": "a/b", "engine": "other"}, "transformers, llama.cpp"),
+        ({"model": "a/b", "engine": "other"}, "there is: transformers"),
         ({"model": "a/b", "context": 2}, "context=2"),
         ({"model": "a/b", "cache_mb": 0}, "cache_mb=0"),
         ({"model": "a/b", "speed": 1}, "does not know 'speed'"),

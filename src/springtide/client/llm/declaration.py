@@ -41,8 +41,8 @@ def llm(
 
         chat = st.llm("chat", model="./qwen3-0.6b", scale=(0, 2))
 
-    `model` is the path of a folder of transformers' form (for the engine llama.cpp, of a GGUF file), which replicas
-    have to see as well, or the id of a model on the hub. `context` is how many tokens a prompt and its answer may have
+    `model` is the path of a folder of transformers' form, which replicas have to see as well, or the id of a model on
+    the hub. `context` is how many tokens a prompt and its answer may have
     together; `cache_mb` how many MiB the engine holds for what it has read and written. The other options are those of
     `st.serve`; `concurrency` (16) is how many requests a replica works on at a time. Raises InvalidRequest.
     """

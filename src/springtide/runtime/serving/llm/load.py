@@ -19,10 +19,6 @@ def load_application(settings: LlmSettings) -> OpenAiApplication:
 def _engine_of(settings: LlmSettings) -> TextEngine:
     # Each engine's library is imported only where it is used: they take seconds and are extras.
     try:
-        if settings.engine == "llama.cpp":
-            from springtide.runtime.serving.llm.llama_engine import LlamaEngine
-
-            return LlamaEngine(settings)
         from springtide.runtime.serving.llm.transformers_engine import TransformersEngine
 
         return TransformersEngine(settings)
