@@ -10,6 +10,7 @@ import pytest
 from kits.runtime.tiny_llm import write_tiny_llm
 from springtide.core.errors import InvalidRequest
 from springtide.runtime.serving.llm.engine import EngineFailed, Sampling
+from springtide.runtime.serving.llm.load import load_application
 from springtide.serving.llm_settings import LlmSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -100,14 +101,12 @@ def test_when_the_batching_ends_all_answers_fail_and_say_why(model):
 
 
 def test_what_is_no_model_is_refused(tmp_path):
-    from springtide.runtime.serving.llm.transformers_engine import TransformersEngine
-
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidRequest, match=r"there is no config\.json"):
-        TransformersEngine(LlmSettings(name="x", model=str(tmp_path / "empty")))
+        load_application(LlmSettings(name="x", model=str(tmp_path / "empty")))
     (tmp_path / "empty" / "config.json").write_text('{"model_type": "no-such-model"}')
     with pytest.raises(InvalidRequest, match="does not load"):
-        TransformersEngine(LlmSettings(name="x", model=str(tmp_path / "empty")))
+        load_application(LlmSettings(name="x", model=str(tmp_path / "empty")))
 
 
 def test_seeded_choices_have_the_probabilities_of_the_scores():

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import SpringtideError
 from springtide.runtime.serving.llm.engine import Sampling
 
@@ -149,14 +150,9 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decoded(body: bytes, kind: type[BodyT]) -> BodyT:
-    """The request. Raises OpenAiError, which names the field where there is one."""
+    """The request. Raises OpenAiError, whose message names the field where there is one."""
     try:
-        value = msgspec.json.decode(body)
-    except (ValueError, RecursionError) as error:
-        raise OpenAiError(400, f"The body is not valid JSON: {error}") from None
-    try:
-        # Numbers and booleans as texts are not taken, but 1.0 is a count.
-        return msgspec.convert(value, kind)
+        return decode_json(body, kind)
     except (ValueError, RecursionError) as error:
         raise OpenAiError(400, f"The request is not valid: {error}") from None
 
