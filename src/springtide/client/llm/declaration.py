@@ -30,6 +30,7 @@ import springtide as st
 
 def llm(
     name: str,
+    /,
     *,
     model: str | Path,
     engine: EngineName = "transformers",
@@ -83,7 +84,8 @@ def _found(model: str | Path) -> str:
 
 def _source_of(settings: LlmSettings) -> SourceFile:
     given = msgspec.structs.asdict(settings)
-    arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    name = given.pop("name")
+    arguments = ", ".join([repr(name), *(f"{key}={value!r}" for key, value in given.items())])
     return SourceFile(
         filename="llm.py", text=_FILE.format(name=_OBJECT, arguments=arguments), object_name=_OBJECT, kind="class"
     )

@@ -49,7 +49,7 @@ class TransformersEngine:
         try:
             config = AutoConfig.from_pretrained(name)
             self._tokenizer: Any = AutoTokenizer.from_pretrained(name)
-            model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", attn_implementation="sdpa")
+            model: Any = AutoModelForCausalLM.from_pretrained(name, dtype="auto", attn_implementation="sdpa")
         except (OSError, ValueError, KeyError) as error:
             # What a hub that is not reachable and a folder with something else in it raise.
             raise InvalidRequest(f"the model {name} does not load: {' '.join(str(error).split()):.300}") from None
@@ -102,7 +102,7 @@ class TransformersEngine:
         own = self._model.generation_config
         ends = own.eos_token_id if own.eos_token_id is not None else self._model.config.eos_token_id
         self._ends = ends if ends is not None else self._tokenizer.eos_token_id
-        generation = GenerationConfig(
+        generation = GenerationConfig(  # type: ignore[no-untyped-call]
             do_sample=True, temperature=_ANY_TEMPERATURE, top_p=_ANY_TOP_P, eos_token_id=self._ends, max_new_tokens=1
         )
         manager: Any = self._model.init_continuous_batching(
