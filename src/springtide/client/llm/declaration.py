@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import msgspec
 
@@ -60,8 +60,8 @@ def llm(
     # Commands list what a file itself declares.
     make.__module__ = str(sys._getframe(1).f_globals.get("__name__", __name__))
     make.__doc__ = f"The language model {settings.model}, by {settings.engine}."
-    defaults: ServeKeywords = {"concurrency": LLM_CONCURRENCY, "in_flight": LLM_CONCURRENCY}
-    checked = ServeOptions(**{**defaults, **options, "name": name})
+    defaults = {"concurrency": LLM_CONCURRENCY, "in_flight": LLM_CONCURRENCY}
+    checked = ServeOptions(**cast(ServeKeywords, {**defaults, **options, "name": name}))
     made = asgi_class(make)
     setattr(made, _SETTINGS, settings)
     return ServeFunction(made, checked, _source_of(settings))
