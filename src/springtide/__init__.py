@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from springtide.client.functions import (
         train as train,
     )
+    from springtide.client.llm.declaration import llm as llm
     from springtide.client.models import jax_model as jax_model
     from springtide.client.saved_models import model_path as model_path
     from springtide.client.tuning import tune as tune
@@ -71,6 +72,7 @@ _PUBLIC = {
     "dataset": "springtide.client.datasets",
     "datasets": "springtide.client.datasets",
     "jax_model": "springtide.client.models",
+    "llm": "springtide.client.llm.declaration",
     "model_path": "springtide.client.saved_models",
     "remove_dataset": "springtide.client.datasets",
     "process": "springtide.client.applications",

@@ -121,6 +121,7 @@ class ServeFunction(Generic[ServedT]):
         self._source = source
         self.options = options
         self.name = options.values["name"] or name_from(cls.__name__)
+        self._source = source
         self.__doc__ = cls.__doc__
         self.__module__ = cls.__module__
         self.__wrapped__ = cls

@@ -53,7 +53,7 @@ def Served():
         return Response(status_code=204)
 
     @app.get("/stream")
-    async def stream(place: str = "", mode: str = ""):
+    async def stream(place: str = "", mode: str = "", kind: str = "text/event-stream"):
         async def parts():
             try:
                 for number in range(10**9 if place else 4):
@@ -64,7 +64,7 @@ def Served():
             finally:
                 if place:
                     open(place, "w").close()
-        return StreamingResponse(parts(), media_type="text/event-stream")
+        return StreamingResponse(parts(), media_type=kind)
 
     @app.get("/fails")
     async def fails():
@@ -143,8 +143,11 @@ def test_a_lost_replica_is_made_good_for_what_may_be_repeated(tmp_path):
             posted = await harness.client.post(f"/f/double/dies?place={tmp_path / 'b'}")
             assert posted.status_code == 502
             assert "POST is not repeated" in posted.json()["error"]["message"]
+            events = await harness.client.get("/f/double/stream?mode=die")
+            assert events.text.startswith("data: 0\n\n")
+            assert events.text.split("\n\n")[-2].startswith('event: error\ndata: {"error":{"code":')
             with pytest.raises(httpx2.HTTPError):
-                await harness.client.get("/f/double/stream?mode=die")
+                await harness.client.get("/f/double/stream?mode=die&kind=text/plain")
 
     run(scenario)
 

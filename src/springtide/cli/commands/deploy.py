@@ -30,12 +30,15 @@ from springtide.cli.tables.shares import held_line
 from springtide.client.applications import typed_command
 from springtide.client.folders.choice import FolderWish
 from springtide.client.functions import ServeFunction, deploy_service
+from springtide.client.llm.declaration import is_language_model, llm
 from springtide.client.shares import devices_asked
+from springtide.client.sources.source import name_from
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.services import SERVICE_OPTIONS
 from springtide.core.status.platform import ServiceStatus
 from springtide.core.workload import DEFAULT_GRACE_S
 from springtide.serving.applications import WebService
+from springtide.serving.llm_settings import ENGINES
 
 _POLL_S = 0.1
 # A device that is taken from a job is free after the job's grace, so waiting much longer would not help.
@@ -53,6 +56,9 @@ _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boo
     help='Instead of a file: a command that listens on a port, "server --port {port}", in this folder.',
 )
 @click.option("--ready", metavar="PATH", help="With --command: the path that answers 2xx when it can take requests.")
+@click.option("--llm", "model", metavar="PATH|ID", help="Serve a language model by OpenAI's API instead of a file.")
+@click.option("--engine", type=click.Choice(ENGINES), help="With --llm: what runs it (transformers).")
+@click.option("--context", type=click.IntRange(min=1), help="With --llm: tokens of a prompt and its answer together.")
 @option_flags(SERVICE_OPTIONS, "deploy")
 @release_options
 @folder_options
@@ -61,14 +67,14 @@ _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boo
 @common_options
 @click.pass_obj
 def deploy(session: Session, /, target: str, **options: Any) -> None:
-    """Serve FILE's class, or a command. Of a service that answers it is a new revision.
+    """Serve FILE's class, a command, or a language model. Of a service that answers it is a new revision.
 
     That starts beside the present one and gets requests once it is ready; then the present one answers what it has and
     stops. If the new one crashes three times or is not ready in time it is given up, and the present one goes on: exit
     code 1. See `springtide versions` and `springtide rollback`.
     """
     folder = folder_wish(options)
-    served = _asked_service(target, options["typed"], options["ready"], folder)
+    served = _served(target, options, folder)
     check_cluster_options(options, options["place"])
     release = release_asked(options)
     given = given_keywords(SERVICE_OPTIONS, "deploy", options)
@@ -101,16 +107,21 @@ def deploy(session: Session, /, target: str, **options: Any) -> None:
     )
 
 
-def _asked_service(target: str, command: str | None, ready: str | None, folder: FolderWish) -> ServeFunction[Any]:
-    """What is to be served: a command, or what the file declares. Raises InvalidRequest."""
-    if command is not None:
-        if target:
-            raise InvalidRequest(f"give a file ({target}) or --command, not both")
-        return typed_command(command, ready=ready or "")
-    if not target:
-        raise InvalidRequest("give a file with a service, or a command that listens on a port, by --command")
-    if ready is not None:
+def _served(target: str, options: dict[str, Any], folder: FolderWish) -> ServeFunction[Any]:
+    """What is to be served: the service of a file, a command, or a language model. Raises InvalidRequest."""
+    command, ready, model = options["typed"], options["ready"], options["model"]
+    engine, context = options["engine"], options["context"]
+    if sum((bool(target), command is not None, model is not None)) != 1:
+        raise InvalidRequest("name one of three: a Python file, a command with --command, a language model with --llm")
+    if ready is not None and command is None:
         raise InvalidRequest('--ready is for --command; in a file write st.asgi(ready="/path") or st.process(...)')
+    if (engine is not None or context is not None) and model is None:
+        raise InvalidRequest("--engine and --context go with --llm; a file says them in st.llm(...)")
+    if command is not None:
+        return typed_command(command, ready=ready or "")
+    if model is not None:
+        name = options["name"] or name_from(Path(model).resolve().name if Path(model).exists() else Path(model).name)
+        return llm(name, model=model, engine=engine or ENGINES[0], context=context)
     path, object_name = split_target(target)
     return find_service(imported(path, folder), path, object_name)
 
@@ -133,7 +144,13 @@ def _deployed_text(service: ServiceStatus, served: ServeFunction[Any], token_pat
         sleeping = " (sleeps until the first request)" if service.min_replicas == 0 else _NONE_YET
     scale = f"{service.min_replicas}..{service.max_replicas}"
     authorized = f'-H "Authorization: Bearer $(cat {token})"'
-    if issubclass(served.cls, WebService):
+    if is_language_model(served.cls):
+        example = {"model": service.name, "messages": [{"role": "user", "content": "Hello"}]}
+        call = (
+            f"  curl -s {service.url}/v1/chat/completions {authorized} -d {shlex.quote(json.dumps(example))}\n"
+            f"  (OpenAI's clients: base_url {service.url}/v1, and the token as api_key)"
+        )
+    elif issubclass(served.cls, WebService):
         call = f"  curl -s {service.url}/ {authorized}\n  (what is below that address is its own)"
     else:
         call = (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from springtide.core.errors import SpringtideError
 from springtide.service.gateway.requests import RequestRefused
-from springtide.serving.events import written_error
+from springtide.serving.events import EVENT_STREAM, written_error
 from springtide.serving.frames import CREDIT_BYTES, HttpStart
 from springtide.serving.socket_messages import SocketMessage
 
@@ -34,8 +34,10 @@ class AnswerStream:
         on_cancel: Callable[[], None],
     ) -> None:
         self.is_sse = is_sse
-        # The head of an application's answer. If that breaks off the connection is closed: it has no form for errors.
+        # The head of an application's answer. If that breaks off the connection is closed, because it has no form for
+        # errors, unless it is one of events.
         self.start = start
+        self._has_form = start is None or _has_events(start)
         self.is_broken = False
         # Why the replica ended it before it was complete.
         self.error: SpringtideError | None = None
@@ -64,12 +66,13 @@ class AnswerStream:
         if error is not None:
             self.error = error
             self.status = status
-            self.is_broken = self.start is not None
-        if error is not None and self.start is None:
+            self.is_broken = not self._has_form
+        if error is not None and self._has_form:
             # A replica that was lost may have left half an item.
             gap = b"" if self._last.endswith(b"\n") or not self._last else b"\n\n"
             sentence = str(error).encode("utf-8", "replace").decode()
-            self._chunks.append(gap + written_error({"code": code, "message": sentence}, is_sse=self.is_sse))
+            is_sse = self.is_sse or self.start is not None
+            self._chunks.append(gap + written_error({"code": code, "message": sentence}, is_sse=is_sse))
         self._is_over = True
         self._wake()
 
@@ -151,3 +154,10 @@ class SocketStream(AnswerStream):
         if self._room <= 0:
             self._has_room.clear()
         self._to_replica(message.encode())
+
+
+def _has_events(start: HttpStart) -> bool:
+    """Whether an application's answer is one of server-sent events, with an own form for errors."""
+    kinds = (value for name, value in start.headers if name.lower() == b"content-type")
+    is_plain = not any(name.lower() in (b"content-length", b"content-encoding") for name, _ in start.headers)
+    return is_plain and any(kind.lower().startswith(EVENT_STREAM.encode()) for kind in kinds)

@@ -1,0 +1,1 @@
+"""Services of language models, as users declare them."""

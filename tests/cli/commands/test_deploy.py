@@ -1,0 +1,44 @@
+"""`springtide deploy --llm`: a language model without a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from springtide.core.status.platform import ServiceStatus
+
+
+def test_a_model_is_deployed_by_its_path_and_deploy_says_how_to_ask_it(
+    client: Any, springtide: Any, make_service: Callable[..., ServiceStatus], tmp_path: Path
+) -> None:
+    client.add(make_service(name="tiny-model"))
+    model = tmp_path / "Tiny_Model"
+    model.mkdir()
+    result = springtide("deploy", "--llm", str(model), "--name", "tiny-model", "--context", "128", "--scale", "1..2")
+    assert result.exit_code == 0, result.output
+    ((_, asked),) = client.calls
+    assert asked["name"] == "tiny-model"
+    assert f"model={str(model)!r}" in asked["source"].text
+    assert "context=128" in asked["source"].text
+    assert (asked["options"]["concurrency"], asked["options"]["max_replicas"]) == (16, 2)
+    assert "/v1/chat/completions" in result.output
+    assert "as api_key" in result.output
+    assert "folder" not in asked, "no file travels"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ([], "name a Python file"),
+        (["serve.py", "--llm", "a/b"], "name a Python file"),
+        (["--llm", "./nothing-here"], "there is no model at"),
+        (["serve.py", "--context", "128"], "go with --llm"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(springtide: Any, given: list[str], why: str) -> None:
+    result = springtide("deploy", *given)
+    assert result.exit_code != 0
+    assert why in result.output.replace("\n", " ")
