@@ -414,8 +414,8 @@ def test_deploy_takes_a_command_instead_of_a_file(
     ((_, asked),) = client.calls
     assert (asked["name"], asked["folder"].origin, asked["source"].kind) == ("sentiment", str(tmp_path), "class")
     for given, why in (
-        (("serve.py", "--command", "server"), "not both"),
-        ((), "give a file"),
+        (("serve.py", "--command", "server"), "name one of three"),
+        ((), "name one of three"),
         (("serve.py", "--ready", "/up"), "--ready is for --command"),
         (("--command", "server", "--ready", "up"), "ready is a path"),
     ):

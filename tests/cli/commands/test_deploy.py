@@ -32,8 +32,8 @@ def test_a_model_is_deployed_by_its_path_and_deploy_says_how_to_ask_it(
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ([], "name a Python file"),
-        (["serve.py", "--llm", "a/b"], "name a Python file"),
+        ([], "name one of three: a Python file"),
+        (["serve.py", "--llm", "a/b"], "name one of three: a Python file"),
         (["--llm", "./nothing-here"], "there is no model at"),
         (["serve.py", "--context", "128"], "go with --llm"),
     ],

@@ -119,14 +119,13 @@ def _unmoved_devices(
     A workload that holds no more than its count keeps all of them. One that holds more first gives up the devices that
     were decided for others.
     """
-    bitmap, everything = layout.bitmap, held_devices(layout, snapshot.allocations)
-    held_bits = everything.of
+    bitmap, held_bits = layout.bitmap, held_devices(layout, snapshot.allocations).of
     held: dict[WorkloadId, Devices] = {
         workload_id: allocation.device_ids
         for workload_id, allocation in snapshot.allocations.items()
         if workload_id in counts
     }
-    if everything.all.bit_count() < sum(map(len, held.values())):
+    if any(held_bits[who].bit_count() < len(devices) for who, devices in held.items()):
         # Some are dead.
         alive = layout.address_of
         held = {who: tuple([device for device in devices if device in alive]) for who, devices in held.items()}
