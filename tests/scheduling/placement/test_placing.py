@@ -174,6 +174,9 @@ def test_dead_devices_are_replaced_and_nothing_else_moves() -> None:
     cluster = cluster_of(4, 4)
     held = {"a": "0:01 7:01", "b": "1:0 9:9"}
     assert placed(cluster, held, {"a": 4, "b": 1}) == {"a": "0/0 0/1 0/2 0/3", "b": "1/0"}
+    # What else is held, and given up now, hides none of them.
+    more = {**held, "gone": "0:23 1:23"}
+    assert placed(cluster, more, {"a": 4, "b": 2}) == {"a": "0/0 0/1 0/2 0/3", "b": "1/0 1/1"}
 
 
 def test_devices_that_nobody_holds_come_before_those_that_are_given_back() -> None:
