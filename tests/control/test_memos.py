@@ -413,7 +413,7 @@ PURE = {
     "runtime/elastic/steps/linear_by_shard.py": ["ways_of"],
     "scheduling/loans/pools.py": ["by_id", "job_of", "maximum", "required", "wanted"],
     "scheduling/placement/allocation_ledger.py": ["_holders", "_least"],
-    "scheduling/placement/layout.py": ["_bitmap", "_layout", "_topology", "shape_of"],
+    "scheduling/placement/layout.py": ["_bitmap", "_held_devices", "_layout", "_topology", "is_scattered", "shape_of"],
     "scheduling/policies/fapes/performance.py": [
         "_communication",
         "_exchanges",

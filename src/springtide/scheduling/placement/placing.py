@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
 
-from springtide.core.decision import EMPTY, JobView, PoolAllocation, Snapshot
+from springtide.core.decision import EMPTY, PoolAllocation, Snapshot
 from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.layout import (
     Layout,
-    Same,
     addresses,
     block_at,
     held_devices,
@@ -48,12 +45,13 @@ def place(
     what the decision has left for making room; without one it is that of a whole decision.
     """
     layout = layout_of(snapshot.cluster)
-    chosen = _as_decided(counts, snapshot, layout, wanted)
+    held_bits = held_devices(layout, snapshot.allocations).of
+    chosen = _as_decided(counts, snapshot, layout, wanted, held_bits)
     if chosen is None or any(
         workload_id in movable and is_scattered(layout, tuple(at)) for workload_id, at in chosen.items()
     ):
-        chosen = _Placement(counts, snapshot, layout, movable, wanted, budget).run()
-    batch_of = _of_jobs(Same(snapshot.jobs)).batches
+        chosen = _Placement(counts, snapshot, layout, movable, wanted, held_bits, budget).run()
+    batch_of = {view.job.job_id: view.job.global_batch_size for view in snapshot.jobs}
     placed: dict[WorkloadId, PoolAllocation] = {}
     for workload_id, devices in chosen.items():
         held, batch = snapshot.allocations.get(workload_id), batch_of.get(workload_id)
@@ -64,21 +62,6 @@ def place(
     return placed
 
 
-class _Jobs(NamedTuple):
-    """What placing reads of jobs: their batches, and those that keep their devices."""
-
-    batches: Mapping[WorkloadId, int]
-    rigid: frozenset[WorkloadId]
-
-
-@functools.lru_cache(maxsize=4)
-def _of_jobs(key: Same[tuple[JobView, ...]]) -> _Jobs:
-    jobs = [view.job for view in key.value]
-    return _Jobs(
-        {job.job_id: job.global_batch_size for job in jobs}, frozenset([job.job_id for job in jobs if not job.elastic])
-    )
-
-
 def held_counts(snapshot: Snapshot) -> Mapping[WorkloadId, int]:
     """How many devices each workload holds now."""
     if not snapshot.allocations:
@@ -87,12 +70,16 @@ def held_counts(snapshot: Snapshot) -> Mapping[WorkloadId, int]:
 
 
 def _as_decided(
-    counts: Mapping[WorkloadId, int], snapshot: Snapshot, layout: Layout, wanted: Mapping[WorkloadId, Devices]
+    counts: Mapping[WorkloadId, int],
+    snapshot: Snapshot,
+    layout: Layout,
+    wanted: Mapping[WorkloadId, Devices],
+    held_bits: Mapping[WorkloadId, int],
 ) -> dict[WorkloadId, Devices] | None:
     """The devices decided before or held, if every workload has its count with them; None if one needs a place."""
     allocations = snapshot.allocations
     chosen: dict[WorkloadId, Devices] = {}
-    total, bits, held_bits = 0, 0, held_devices(layout, allocations).of
+    total, bits = 0, 0
     for workload_id, count in counts.items():
         if count <= 0:
             continue
@@ -111,7 +98,11 @@ def _as_decided(
 
 
 def _unmoved_devices(
-    counts: Mapping[WorkloadId, int], snapshot: Snapshot, layout: Layout, wanted: Mapping[WorkloadId, Devices]
+    counts: Mapping[WorkloadId, int],
+    snapshot: Snapshot,
+    layout: Layout,
+    wanted: Mapping[WorkloadId, Devices],
+    held_bits: Mapping[WorkloadId, int],
 ) -> dict[WorkloadId, Devices]:
     """The devices of all workloads that need no new place: those decided before, unless another workload keeps them, or
     exactly those held.
@@ -119,7 +110,7 @@ def _unmoved_devices(
     A workload that holds no more than its count keeps all of them. One that holds more first gives up the devices that
     were decided for others.
     """
-    bitmap, held_bits = layout.bitmap, held_devices(layout, snapshot.allocations).of
+    bitmap = layout.bitmap
     held: dict[WorkloadId, Devices] = {
         workload_id: allocation.device_ids
         for workload_id, allocation in snapshot.allocations.items()
@@ -179,13 +170,14 @@ class _Placement:
         layout: Layout,
         movable: Collection[WorkloadId],
         wanted: Mapping[WorkloadId, Devices],
+        held_bits: Mapping[WorkloadId, int],
         budget: SearchBudget | None,
     ) -> None:
         self.layout = layout
         self.snapshot = snapshot
         self.counts = {workload_id: count for workload_id, count in counts.items() if count > 0}
-        self.unmoved = _unmoved_devices(self.counts, snapshot, layout, wanted)
-        rigid = _of_jobs(Same(snapshot.jobs)).rigid
+        self.unmoved = _unmoved_devices(self.counts, snapshot, layout, wanted, held_bits)
+        rigid = {view.job.job_id for view in snapshot.jobs if not view.job.elastic}
         self.services = {view.service.service_id for view in snapshot.services}
         # A job that is moving must have arrived before it may be moved again.
         self.movable = frozenset(
