@@ -133,6 +133,13 @@ def test_a_scattered_job_changes_places_with_others_on_the_fewest_nodes(movable,
     assert all(packing.places[name] == bits for name, bits in stayed.items() if name not in packing.moved)
 
 
+def test_a_job_that_changes_places_in_part_keeps_its_number_of_devices() -> None:
+    packing = packed({"s0": "0", "s1": "467", "s2": "89ab", "s3": "cde", "wide": "15", "b": "23"}, {"b"})
+    assert packing.gather_on_nodes(WorkloadId("wide"), {"b"})
+    assert nodes_of(packing, "wide") == [0]
+    assert packing.places[WorkloadId("b")].bit_count() == 2
+
+
 def test_none_changes_places_if_no_fewer_nodes_come_of_it_or_more_would_move_than_may() -> None:
     full = {**CROWDED, "e": "7b", "f": "f"}
     assert not packed(full, {"wide", "b", "e"}).gather_on_nodes(WorkloadId("wide"), set())

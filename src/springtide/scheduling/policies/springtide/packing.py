@@ -105,9 +105,11 @@ class Packing:
         for other in (workload_id, *leaving):
             self._release(other)
         self._put(workload_id, chosen)
+        # What they keep is idle only until it is given back to them.
+        staying = sum(others[other] & ~taken for other, taken in leaving.items())
         for other, taken in leaving.items():
             kept = others[other] & ~taken
-            room = Census(layout, self.idle & ~sum(others[who] & ~leaving[who] for who in leaving if who != other))
+            room = Census(layout, self.idle & ~staying)
             more = room.extend(kept, taken.bit_count()) if kept else room.compact(taken.bit_count())
             self._put(other, kept | more)
         return True
