@@ -133,7 +133,9 @@ def test_the_time_of_a_pull_is_none_of_the_jobs_start(platform, node_lab):
         assert status_of(platform, job).get("restarts", 0) == 0
         is_let_go.set()
         status = ended(platform, job)
-    assert (status["state"], status["restarts"]) == ("SUCCEEDED", 0), {key: str(status.get(key)) for key in ("state", "reason", "message", "restarts")}
+    assert (status["state"], status["restarts"]) == ("SUCCEEDED", 0), {
+        key: str(status.get(key)) for key in ("state", "reason", "message", "restarts")
+    }
     told = [entry["text"] for entry in platform.view(f"/v1/workloads/{workload_id}/why")["history"]]
     assert any("cannot begin yet: pulls its image since" in text for text in told), told
     # A worker that is ready at the next look, a second later, is told as warm only.

@@ -105,7 +105,8 @@ def run_adopted(context: ElasticContext, trainer: Trainer, entrypoint: Entrypoin
 def _say_as_written(error: BaseException) -> None:
     """Have an error of the context name the calls as they are in a script: there is no `ctx` in it."""
     if isinstance(error, InvalidRequest):
-        text = str(error).replace("ctx.prepare", "springtide.adopt")
+        text = re.sub(r"\bctx\.prepare\b(?!\()", "springtide.adopt()", str(error))
+        text = text.replace("ctx.prepare(", "springtide.adopt(")
         error.args = (re.sub(r"\bctx\.", "job.", text),)
 
 

@@ -113,12 +113,9 @@ def test_the_morning_of_a_short_day_is_played_with_and_without_pools() -> None:
 # Days of two hours on which promises or minimums were broken by places: devices that were promised to lie together, a
 # start that was planned without what it waits for, best effort that moved out of the way too slowly.
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "stack", "refused"), [(6, DEFAULT, []), (6, OURS, ["deadline-0036"]), (1, OURS, [])])
-def test_promises_and_minimums_are_kept_where_services_and_parts_are_on_every_node(
-    seed: int, stack: str, refused: list[str]
-) -> None:
+@pytest.mark.parametrize(("seed", "stack"), [(6, DEFAULT), (6, OURS), (1, OURS)])
+def test_every_deadline_and_minimum_is_kept_where_services_and_parts_are_on_every_node(seed: int, stack: str) -> None:
     setting = WorldSetting(num_nodes=8, days=1, day_s=7200.0, seed=seed)
     world = draw_world(setting, stand_ins(setting.hour_s), batch_rule(stack))
     figures = play_stack(stack, setting, world, time.process_time)
-    assert (figures["broken"], figures["minimums_broken"]) == (0, 0)
-    assert [(job_id, state) for job_id, _, state, _ in figures["missed"]] == [(who, "REJECTED") for who in refused]
+    assert (figures["broken"], figures["minimums_broken"], figures["missed"]) == (0, 0, [])
