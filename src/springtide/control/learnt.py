@@ -89,6 +89,8 @@ def _learnt(record: JobRecord, event: events.ProgressReported, state: PlatformSt
         if accelerator and record.learnt.by_accelerator:
             known = record.learnt.by_accelerator.get(accelerator, {})
         found["span"], speed = _smoothed_speed(known, record, event, event.samples_per_s, now_s)
+        if found["span"].samples_per_s is None:
+            speed = _first_speed(record, event.world_size, event.samples_per_s, accelerator, now_s)
         found["throughput_samples_per_s"] = {**known, event.world_size: speed}
         if accelerator:
             found["by_accelerator"] = {
@@ -148,6 +150,23 @@ def _smoothed_speed(
     if moment.samples_per_s is None:
         return moment, samples_per_s
     return moment, (1.0 - _NEW_FRACTION) * moment.samples_per_s + _NEW_FRACTION * samples_per_s
+
+
+def _first_speed(record: JobRecord, world_size: int, samples_per_s: float, accelerator: str, now_s: float) -> float:
+    """The speed on a number of workers that was not measured before.
+
+    The first steps of new processes are slow. Until `MOMENT_S` after the change the profile that a job was promised on
+    counts for the rest of that time, so that two slow steps do not give up its promise.
+    """
+    job, resized_at_s = record.job, record.changes.resized_at_s
+    if record.promise.admitted_at_s is None or resized_at_s is None:
+        return samples_per_s
+    profile = job.profiles.get(accelerator, {}) if accelerator else job.profile_steps_per_s
+    profiled = profile.get(world_size, 0.0) * job.global_batch_size
+    if not profiled or job.share is not None or job.batch is not None or job.is_on_functions:
+        return samples_per_s
+    known = min(1.0, max(0.0, now_s - resized_at_s) / MOMENT_S)
+    return known * samples_per_s + (1.0 - known) * profiled
 
 
 def with_confirmation(record: JobRecord, event: events.JobResized, now_s: float) -> JobRecord:

@@ -350,6 +350,35 @@ def test_a_part_for_a_first_replica_never_breaks_a_promise_on_whole_devices(dead
     assert [claim.code for claim in sure.claims.values()] == ([] if is_spared else ["given_up"])
 
 
+@pytest.mark.parametrize("share", [None, SMALL], ids=["whole", "part"])
+def test_a_replica_beyond_the_minimum_leaves_its_device_to_a_promise_that_needs_it(share):
+    """A job gave a device up since it had time; with fewer it is slower than its profile said."""
+    policy, nodes = make_live_policy("springtide"), [make_node("n", 2)]
+    known = {"total_steps": 10_000, "profile_steps_per_s": {1: 10.0, 2: 18.0}, "num_virtual_shards": 4}
+    whole = job("whole", workers=(1, 2), goal=Goal(deadline_s=1200.0), **known)
+    first = decide(policy, [whole], nodes=nodes, now_s=0.0)
+    runs = with_fields(
+        whole, state=JobState.RUNNING, admitted_at_s=0.0, step=180, progress_at_s=10.0, started_at_s=0.0, num_replicas=2
+    )
+    held = {"whole": (first.allocations["whole"].device_ids, None)}
+    given = decide(policy, [runs], [service("s", share)], held, nodes, first.memory)
+    assert [len(given.allocations[who].device_ids) for who in ("whole", "s")] == [1, 1]
+    held = {"whole": (given.allocations["whole"].device_ids, None), "s": (given.allocations["s"].device_ids, share)}
+    after = {"step": 400, "equivalent_steps": 400.0, "progress_at_s": 40.0, "num_replicas": 1}
+    slower = with_fields(runs, **after, throughput_samples_per_s={1: 6.0 * whole.job.global_batch_size})
+    plan = decide(policy, [slower], [service("s", share, ready=1)], held, nodes, given.memory, now_s=40.0)
+    assert len(plan.allocations["whole"].device_ids) == 2
+    assert plan.future["whole"][-1].end_s <= 1200.0
+    assert {who: claim.code for who, claim in plan.claims.items()} == {"s": "waits_for"}
+    assert plan.reasons["whole"] == "its deadline needs more devices now"
+    assert "promised deadlines need" in plan.reasons["s"]
+    # What is guaranteed keeps its device, and who lost the promise to it is told.
+    sure = service("s", share, ready=1, min_replicas=1)
+    plan = decide(policy, [slower], [sure], held, nodes, given.memory, now_s=40.0)
+    assert len(plan.allocations["s"].device_ids) == 1
+    assert plan.claims["whole"].code == "given_up"
+
+
 @pytest.mark.parametrize(
     ("fields", "is_late"),
     [

@@ -153,22 +153,28 @@ def test_what_cannot_be_asked_is_said(asking, changes, sentence):
     assert sentence in answer.json()["error"]["message"]
 
 
+def report_speed(promising, job_id, rate, *, count=1, steps=600):
+    """Play a worker's report; returns the speed that is planned with on so many workers (samples/s)."""
+    promising.play(
+        ProgressReported(
+            job_id=job_id,
+            generation=promising.current.jobs[job_id].group.generation,
+            step=10,
+            total_steps=steps,
+            world_size=count,
+            samples_per_s=rate,
+        )
+    )
+    return promising.current.jobs[job_id].learnt.throughput_samples_per_s[count]
+
+
 def run_once(asking, promising, *, workers=(1, 2), rates=(640.0, 1000.0), steps=600, end=True):
     """Submit a job and play what its workers report, on each number of workers in turn."""
     job = asking.post("/v1/jobs", json=job_body()).json()
     promising.run_job(job["job_id"])
     for count, rate in zip(workers, rates, strict=True):
-        generation = promising.current.jobs[job["job_id"]].group.generation
-        promising.play(
-            ProgressReported(
-                job_id=job["job_id"],
-                generation=generation,
-                step=10,
-                total_steps=steps,
-                world_size=count,
-                samples_per_s=rate,
-            )
-        )
+        promising.clock_s += 5.0
+        report_speed(promising, job["job_id"], rate, count=count, steps=steps)
     if end:
         asking.post(f"/v1/jobs/{job['job_id']}/cancel")
         promising.stop_replicas(job["job_id"])
@@ -191,6 +197,20 @@ def test_a_submission_knows_what_earlier_runs_tell(asking, promising):
     assert job.total_steps == 1200
     assert job.profile_steps_per_s[1] == pytest.approx(10 / 1.1)
     assert promising.current.jobs[job_id].promise.admitted_at_s is not None
+
+
+def test_the_first_slow_steps_count_for_the_time_that_they_took(asking, promising):
+    """A promise rests on more than the first second of training: new processes begin slowly."""
+    run_once(asking, promising)
+    job_id = asking.post("/v1/jobs", json=job_body(options__max_workers=1)).json()["job_id"]
+    job = promising.current.jobs[job_id].job
+    profiled = job.profile_steps_per_s[1] * job.global_batch_size
+    promising.run_job(job_id)
+    resized_at_s = promising.current.jobs[job_id].changes.resized_at_s
+    for since_s in (1.0, 3.0, 4.0):
+        promising.clock_s = resized_at_s + since_s
+        known = since_s / 4.0
+        assert report_speed(promising, job_id, 80.0) == pytest.approx(known * 80.0 + (1.0 - known) * profiled)
 
 
 def test_a_confidence_is_said_and_planned_with(asking, promising):
@@ -261,7 +281,7 @@ def test_an_exact_job_is_not_promised_by_the_speed_of_plain_runs(asking, promisi
 
 def test_a_run_that_went_through_tells_its_average(asking, promising):
     job_id = run_once(asking, promising, workers=(1,), rates=(6400.0,), end=False)
-    promising.clock_s += 60.0
+    promising.clock_s += 55.0
     generation = promising.current.jobs[job_id].group.generation
     promising.play(JobFinished(job_id=job_id, generation=generation, step=600))
     promising.stop_replicas(job_id)

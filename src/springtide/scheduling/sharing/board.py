@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from msgspec.structs import replace
 
-from springtide.core.decision import JobView, Snapshot
+from springtide.core.decision import JobView, ServiceView, Snapshot
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.shares import Share
 from springtide.core.workload import WorkloadId
@@ -337,6 +337,23 @@ class ShareBoard:
         for view in reversed(self.jobs):
             for device_id in self.chosen.get(view.job.job_id, ()):
                 if view.job.job_id in self._snapshot.allocations and weak.issuperset(self.ledger.holders(device_id)):
+                    found[device_id] = None
+        return tuple(found)
+
+    def on_demand_devices(self, services: Sequence[ServiceView]) -> tuple[DeviceId, ...]:
+        """The devices with replicas beyond guaranteed minimums of which only best-effort jobs have parts, too: those of
+        the service that was deployed last first."""
+        weak = {view.job.job_id for view in self.jobs if not (view.job.goal.is_hard or is_promised(view))}
+        found: dict[DeviceId, None] = {}
+        beyond: dict[WorkloadId, Sequence[DeviceId]] = {}
+        for view in services:
+            who = view.service.service_id
+            beyond[who] = self.chosen.get(who, [])[view.min_replicas * view.service.devices_each :]
+        for who, mine in reversed(beyond.items()):
+            held = self._snapshot.allocations.get(who)
+            for device_id in () if held is None else [at for at in mine if at in held.device_ids]:
+                others = self.ledger.holders(device_id)
+                if all(other in weak or device_id in beyond.get(other, ()) for other in others):
                     found[device_id] = None
         return tuple(found)
 

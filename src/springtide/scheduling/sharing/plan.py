@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -39,8 +39,9 @@ class SharePlan:
     policy must not use.
 
     Call `finish` once the inner policy has decided. `spare` are devices on which there are only workers that jobs have
-    beyond their least, `weak` those on which there are only best-effort jobs; no sharer is put on those in `yielded`,
-    unless the inner policy leaves them free.
+    beyond their least, `weak` those on which there are only best-effort jobs, `on_demand` those with replicas beyond
+    guaranteed minimums and no stronger claim; no sharer is put on those in `yielded`, unless the inner policy leaves
+    them free.
 
     `opened` are the claims other than guaranteed minimums that take a whole device now. Those in `barred` take none;
     `waiting` are the services that are left without a replica by that. `planned` are the places that the last decision
@@ -94,7 +95,13 @@ class SharePlan:
         # Devices on which there are only workers that jobs have beyond their least.
         self.spare = self._board.spare_devices()
         self.weak = self._board.best_effort_devices()
+        self.on_demand = self._board.on_demand_devices(self.services) if self.services else ()
         self.taken = self._taken()
+
+    def services_on(self, devices: Collection[DeviceId]) -> list[WorkloadId]:
+        """The services that have parts of these devices."""
+        chosen = ((view.service.service_id, self._chosen[view.service.service_id]) for view in self.services)
+        return [who for who, mine in chosen if not set(mine).isdisjoint(devices)]
 
     def why_displaced(self) -> dict[WorkloadId, str]:
         """The reasons of other workloads that lose a device to a share: now, or by a claim of an earlier decision, as

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,12 +20,20 @@ from springtide.core.resources import DeviceId, Node, Topology
 from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.placement.layout import topology_of
-from springtide.scheduling.replicas import next_idle_at_s, wanted_replicas
+from springtide.scheduling.replicas import next_idle_at_s
 from springtide.scheduling.sharing.answer import Answer, read_answer
 from springtide.scheduling.sharing.board import Claims, Places
 from springtide.scheduling.sharing.deadlines import end_s, is_late
 from springtide.scheduling.sharing.packing import DiluPacker, Packer
-from springtide.scheduling.sharing.plan import WEAK_CLAIMS, SharePlan, WeakClaim
+from springtide.scheduling.sharing.plan import SharePlan, WeakClaim
+from springtide.scheduling.sharing.yielding import (
+    asking,
+    can_help,
+    harmed_by,
+    with_what_replicas_yield,
+    with_what_sharers_yield,
+    without_harm,
+)
 
 # The keys of the claimed devices and of the places of promised jobs that wait for others to leave them, in the memory
 # beside the memory of the inner policy.
@@ -33,14 +41,6 @@ _CLAIMS, _PLANNED = "claimed", "planned"
 # And what sharers were asked to leave to others.
 _ANSWER = "answer"
 _NONE: frozenset[DeviceId] = frozenset()
-# How many claims of sharers are tried one by one in a decision where promises leave no room for all of them.
-MOST_TRIED = 8
-# Up to so many devices of best-effort sharers are tried for a workload on whole devices without a look at whether all
-# of them would help.
-FEW = 8
-# Beside a workload, in place of the number of a replica that it lacks: it waits, as a promised job does until its
-# schedule begins, or its promise is given up or refused.
-_WAITS, _IS_LOST = -1, -2
 _NOT_IN_POOLS = "a replica needs shares of several devices, which are not given on nodes with pools"
 _GIVEN_UP = "promise given up: its part of a device is too little for its deadline; it ends as soon as it can"
 
@@ -118,7 +118,8 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         If what sharers take beyond guaranteed minimums harms a workload that it may not harm, they take only as much as
         harms none, the strongest claims first. If then a workload on whole devices lacks some, it may have those on
         which sharers have no more than workers beyond the least of their jobs; one with a stronger claim than best
-        effort also those that only best-effort sharers have parts of, as few as it takes.
+        effort also those that only best-effort sharers have parts of, as few as it takes; and where a promise would be
+        given up or a guaranteed minimum not met, those of replicas beyond their minimums.
 
         As long as the inner policy keeps its plan and no other workload lacks anything, all that stays as it was
         answered the last time; what was asked in vain is not asked again for some seconds either way.
@@ -143,18 +144,23 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
             parts, plan = planned(before.barred, before.yielded)
             is_kept = plan.memory is not None and plan.memory is turn.memory
             is_answered = not parts.opened and before.holds(snapshot.now_s, is_kept=is_kept)
-            if is_answered and before.covers(_asking(snapshot, parts, plan), parts.spare.union(parts.weak)):
+            left = parts.spare.union(parts.weak, parts.on_demand)
+            if is_answered and before.covers(asking(snapshot, parts, plan), left):
                 return parts, plan, before
         parts, plan = planned(frozenset())
         barred = frozenset[WeakClaim]()
-        if parts.opened and _can_help(_harmed(snapshot, parts, plan), plan):
-            parts, plan, barred = _without_harm(snapshot, parts, plan, parts_of, plan_beside)
-        parts, plan, yielded = _with_what_sharers_yield(snapshot, parts, plan, partial(planned, barred))
+        if parts.opened and can_help(harmed_by(snapshot, parts, plan), plan):
+            parts, plan, barred = without_harm(snapshot, parts, plan, parts_of, plan_beside)
+        parts, plan, yielded = with_what_sharers_yield(snapshot, parts, plan, partial(planned, barred))
+        if parts.on_demand:
+            more = barred, yielded or _NONE
+            parts, plan, barred, on_demand = with_what_replicas_yield(snapshot, parts, plan, planned, more)
+            yielded = on_demand or yielded
         if yielded is None and not barred:
             return parts, plan, None
         answer = Answer(snapshot.now_s, barred, yielded or _NONE)
-        devices = parts.spare.union(parts.weak, answer.yielded)
-        return parts, plan, answer._replace(lacking=frozenset(_asking(snapshot, parts, plan)), devices=devices)
+        devices = parts.spare.union(parts.weak, parts.on_demand, answer.yielded)
+        return parts, plan, answer._replace(lacking=frozenset(asking(snapshot, parts, plan)), devices=devices)
 
     def _one_each(self, snapshot: Snapshot, memory: Any, claims: Claims, decisions: DecisionCache) -> Plan:
         """The plan where nodes have labels: each workload with a share is limited to it, on a device of its own.
@@ -280,127 +286,6 @@ def _most_used(runs: Sequence[PlannedRun], from_s: float) -> int:
     """The most devices that these runs use at one moment from `from_s` on."""
     starts = [max(run.start_s, from_s) for run in runs if run.end_s > from_s]
     return max((sum(run.num_devices for run in runs if run.start_s <= at_s < run.end_s) for at_s in starts), default=0)
-
-
-def _with_what_sharers_yield(
-    snapshot: Snapshot, parts: SharePlan, plan: Plan, planned: Callable[[frozenset[DeviceId]], tuple[SharePlan, Plan]]
-) -> tuple[SharePlan, Plan, frozenset[DeviceId] | None]:
-    """The plans in which sharers leave devices to workloads that lack some and may have them, and these devices; None
-    if none were asked for."""
-    if not _can_help(_asking(snapshot, parts, plan), plan):
-        return parts, plan, None
-    yielded, lacking = _NONE, _lacking(snapshot, parts, plan)
-    if len(parts.weak) > FEW:
-        # On a full cluster this is often so: one plan with all that can be given up, before a long search.
-        all_parts, all_plan = planned(parts.spare.union(parts.weak))
-        if not lacking - _lacking(snapshot, all_parts, all_plan):
-            return parts, plan, _NONE
-    if parts.spare:
-        other_parts, other_plan = planned(parts.spare)
-        if _lacking(snapshot, other_parts, other_plan) < lacking:
-            parts, plan, yielded = other_parts, other_plan, parts.spare
-    strong = _without_best_effort(snapshot, _lacking(snapshot, parts, plan)) if parts.weak else set()
-    count, most, weak = 1, len(parts.weak) if _can_help(strong, plan) else 0, parts.weak
-    while count <= most:
-        more = yielded.union(weak[:count])
-        other_parts, other_plan = planned(more)
-        if _without_best_effort(snapshot, _lacking(snapshot, other_parts, other_plan)) < strong:
-            return other_parts, other_plan, more
-        count = most if count < most < 2 * count else 2 * count
-    return parts, plan, yielded
-
-
-def _without_harm(
-    snapshot: Snapshot,
-    parts: SharePlan,
-    plan: Plan,
-    parts_of: Callable[[frozenset[WeakClaim]], SharePlan],
-    plan_beside: Callable[[SharePlan], Plan],
-) -> tuple[SharePlan, Plan, frozenset[WeakClaim]]:
-    """The plans in which what sharers open harms no workload, and the claims that open nothing therefore."""
-    barred, least_parts = frozenset[WeakClaim](), parts
-    while more := least_parts.opened.keys() - barred:
-        # Without the first claims others open what these would have shared.
-        barred |= more
-        least_parts = parts_of(barred)
-    least_plan = plan_beside(least_parts)
-    weak = sorted(barred, key=lambda claim: (WEAK_CLAIMS.index(claim[0]), claim[1]))
-    least = _harmed(snapshot, parts, least_plan)
-    if _harmed(snapshot, parts, plan) <= least:
-        return parts, plan, frozenset()
-    parts, plan = least_parts, least_plan
-    for claim in weak[:MOST_TRIED] if len(weak) > 1 else ():
-        tried_parts = parts_of(barred - {claim})
-        tried_plan = plan_beside(tried_parts)
-        if _harmed(snapshot, tried_parts, tried_plan) <= least:
-            parts, plan, barred = tried_parts, tried_plan, barred - {claim}
-    return parts, plan, barred
-
-
-def _harmed(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
-    """Whom the inner policy's plan gives up or refuses; beside new promises, also each replica that services lack;
-    beside best effort, all that wait with a stronger claim, too."""
-    harmed = {(who, _IS_LOST) for who, claim in plan.claims.items() if claim.code == "given_up"}
-    harmed |= {(who, _IS_LOST) for who in plan.rejected}
-    if any(claim == "promise" for claim, _ in parts.opened):
-        harmed |= _missing_replicas(snapshot, plan)
-    best_effort = {view.job.job_id for view in parts.jobs if not view.job.goal.is_hard}
-    if any(claim == "job" and who in best_effort for claim, who in parts.opened):
-        harmed |= _without_best_effort(snapshot, _waiting(snapshot, parts, plan) | _missing_replicas(snapshot, plan))
-    return harmed
-
-
-def _can_help(lacking: Collection[tuple[WorkloadId, int]], plan: Plan) -> bool:
-    """Whether another plan, with more devices, may be without any of what is lacking in this one: a deadline that is
-    given up for certain stays so."""
-    claims = plan.claims
-    return not all(who in claims and claims[who].is_certain for who, _ in lacking)
-
-
-def _missing_replicas(snapshot: Snapshot, plan: Plan) -> set[tuple[WorkloadId, int]]:
-    """Each replica on a whole device that a service lacks, with its number."""
-    missing: set[tuple[WorkloadId, int]] = set()
-    for view in snapshot.services:
-        if view.service.share is None:
-            given = plan.allocations.get(view.service.service_id)
-            num_given = 0 if given is None else given.num_devices
-            missing |= {(view.service.service_id, number) for number in range(num_given, wanted_replicas(view))}
-    return missing
-
-
-def _lacking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
-    """Whom the inner policy's plan gives up, refuses or lets wait, and each replica that services lack."""
-    harmed = _harmed(snapshot, parts, plan)
-    # To be given up is worse than to wait.
-    harmed |= {(who, _WAITS) for who, number in harmed if number == _IS_LOST}
-    return _waiting(snapshot, parts, plan) | harmed | _missing_replicas(snapshot, plan)
-
-
-def _asking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
-    """Those lacking something that sharers could leave them: devices of best effort are for stronger claims alone."""
-    if not (parts.spare or parts.weak):
-        return set()
-    lacking = _lacking(snapshot, parts, plan)
-    return lacking if parts.spare else _without_best_effort(snapshot, lacking)
-
-
-def _waiting(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
-    """The jobs on whole devices that could start and get none."""
-    return {
-        (view.job.job_id, _WAITS)
-        for view in snapshot.jobs
-        if view.job.job_id not in parts.sharers
-        and view.job.job_id not in plan.allocations
-        and not view.job.is_on_functions
-        and view.state is not JobState.PREEMPTING
-        and view.restarts.starts_at_s <= snapshot.now_s
-    }
-
-
-def _without_best_effort(snapshot: Snapshot, lacking: set[tuple[WorkloadId, int]]) -> set[tuple[WorkloadId, int]]:
-    """Those of `lacking` whose claim is stronger than best effort."""
-    weak = {view.job.job_id for view in snapshot.jobs if not view.job.goal.is_hard}
-    return {(who, number) for who, number in lacking if who not in weak}
 
 
 def _stopped(snapshot: Snapshot, parts: SharePlan) -> set[WorkloadId]:

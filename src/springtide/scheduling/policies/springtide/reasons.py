@@ -212,7 +212,13 @@ def _why(before: int, after: int, entry: Entry | None, reservations: Reservation
     if after > before:
         if not before:
             return f"starting on {devices_text(after)}"
-        return "its deadline needs more devices now" if len(entry.runs) > 1 else "idle devices: it ends earlier"
+        rate = entry.rates[before] if before < len(entry.rates) else 0.0
+        is_in_time = rate > 0.0 and now_s + entry.left / rate <= entry.deadline_s
+        return (
+            "idle devices: it ends earlier"
+            if is_in_time and len(entry.runs) == 1
+            else "its deadline needs more devices now"
+        )
     if entry.is_late:
         return "others need the devices; its deadline cannot be met any more, it ends as soon as it can"
     if after:

@@ -1,0 +1,182 @@
+"""What sharers open or hold beyond guaranteed minimums and leave to stronger claims on whole devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from springtide.core.decision import Plan, Snapshot
+from springtide.core.resources import DeviceId
+from springtide.core.workload import JobState, WorkloadId
+from springtide.scheduling.replicas import wanted_replicas
+from springtide.scheduling.sharing.plan import WEAK_CLAIMS, SharePlan, WeakClaim
+
+_NONE: frozenset[DeviceId] = frozenset()
+# How many claims of sharers are tried one by one in a decision where promises leave no room for all of them.
+MOST_TRIED = 8
+# Up to so many devices of best-effort sharers are tried for a workload on whole devices without a look at whether all
+# of them would help.
+FEW = 8
+# Beside a workload, in place of the number of a replica that it lacks: it waits, as a promised job does until its
+# schedule begins, or its promise is given up or refused.
+_WAITS, _IS_LOST = -1, -2
+
+
+def with_what_sharers_yield(
+    snapshot: Snapshot, parts: SharePlan, plan: Plan, planned: Callable[[frozenset[DeviceId]], tuple[SharePlan, Plan]]
+) -> tuple[SharePlan, Plan, frozenset[DeviceId] | None]:
+    """The plans in which sharers leave devices to workloads that lack some and may have them, and these devices; None
+    if none were asked for."""
+    if not can_help(asking(snapshot, parts, plan), plan):
+        return parts, plan, None
+    yielded, lacking = _NONE, _lacking(snapshot, parts, plan)
+    if len(parts.weak) > FEW:
+        # On a full cluster this is often so: one plan with all that can be given up, before a long search.
+        all_parts, all_plan = planned(parts.spare.union(parts.weak))
+        if not lacking - _lacking(snapshot, all_parts, all_plan):
+            return parts, plan, _NONE
+    if parts.spare:
+        other_parts, other_plan = planned(parts.spare)
+        if _lacking(snapshot, other_parts, other_plan) < lacking:
+            parts, plan, yielded = other_parts, other_plan, parts.spare
+    strong = _without_best_effort(snapshot, _lacking(snapshot, parts, plan)) if parts.weak else set()
+    count, most, weak = 1, len(parts.weak) if can_help(strong, plan) else 0, parts.weak
+    while count <= most:
+        more = yielded.union(weak[:count])
+        other_parts, other_plan = planned(more)
+        if _without_best_effort(snapshot, _lacking(snapshot, other_parts, other_plan)) < strong:
+            return other_parts, other_plan, more
+        count = most if count < most < 2 * count else 2 * count
+    return parts, plan, yielded
+
+
+def with_what_replicas_yield(
+    snapshot: Snapshot,
+    parts: SharePlan,
+    plan: Plan,
+    planned: Callable[[frozenset[WeakClaim], frozenset[DeviceId]], tuple[SharePlan, Plan]],
+    before: tuple[frozenset[WeakClaim], frozenset[DeviceId]],
+) -> tuple[SharePlan, Plan, frozenset[WeakClaim], frozenset[DeviceId]]:
+    """The plans in which replicas beyond guaranteed minimums leave devices to promises that would be given up and to
+    guaranteed minimums, as few as it takes; the claims that open nothing then, and all devices that are left.
+
+    `before` are those claims and devices until now. The services that lose a replica open no device for another one.
+    """
+    (barred, yielded), devices = before, parts.on_demand
+    lost = _above_replicas(snapshot, _lacking(snapshot, parts, plan))
+    count, most = 1, len(devices) if lost and can_help(lost, plan) else 0
+    while count <= most:
+        more = yielded.union(devices[:count])
+        closed = barred.union((claim, who) for who in parts.services_on(more) for claim in ("first", "growth"))
+        other_parts, other_plan = planned(closed, more)
+        if _above_replicas(snapshot, _lacking(snapshot, other_parts, other_plan)) < lost:
+            return other_parts, other_plan, closed, more
+        count = most if count < most < 2 * count else 2 * count
+    return parts, plan, barred, yielded
+
+
+def without_harm(
+    snapshot: Snapshot,
+    parts: SharePlan,
+    plan: Plan,
+    parts_of: Callable[[frozenset[WeakClaim]], SharePlan],
+    plan_beside: Callable[[SharePlan], Plan],
+) -> tuple[SharePlan, Plan, frozenset[WeakClaim]]:
+    """The plans in which what sharers open harms no workload, and the claims that open nothing therefore."""
+    barred, least_parts = frozenset[WeakClaim](), parts
+    while more := least_parts.opened.keys() - barred:
+        # Without the first claims others open what these would have shared.
+        barred |= more
+        least_parts = parts_of(barred)
+    least_plan = plan_beside(least_parts)
+    weak = sorted(barred, key=lambda claim: (WEAK_CLAIMS.index(claim[0]), claim[1]))
+    least = harmed_by(snapshot, parts, least_plan)
+    if harmed_by(snapshot, parts, plan) <= least:
+        return parts, plan, frozenset()
+    parts, plan = least_parts, least_plan
+    for claim in weak[:MOST_TRIED] if len(weak) > 1 else ():
+        tried_parts = parts_of(barred - {claim})
+        tried_plan = plan_beside(tried_parts)
+        if harmed_by(snapshot, tried_parts, tried_plan) <= least:
+            parts, plan, barred = tried_parts, tried_plan, barred - {claim}
+    return parts, plan, barred
+
+
+def harmed_by(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
+    """Whom the inner policy's plan gives up or refuses; beside new promises, also each replica that services lack;
+    beside best effort, all that wait with a stronger claim, too."""
+    harmed = {(who, _IS_LOST) for who, claim in plan.claims.items() if claim.code == "given_up"}
+    harmed |= {(who, _IS_LOST) for who in plan.rejected}
+    if any(claim == "promise" for claim, _ in parts.opened):
+        harmed |= _missing_replicas(snapshot, plan)
+    best_effort = {view.job.job_id for view in parts.jobs if not view.job.goal.is_hard}
+    if any(claim == "job" and who in best_effort for claim, who in parts.opened):
+        harmed |= _without_best_effort(snapshot, _waiting(snapshot, parts, plan) | _missing_replicas(snapshot, plan))
+    return harmed
+
+
+def can_help(lacking: Collection[tuple[WorkloadId, int]], plan: Plan) -> bool:
+    """Whether another plan, with more devices, may be without any of what is lacking in this one: a deadline that is
+    given up for certain stays so."""
+    claims = plan.claims
+    return not all(who in claims and claims[who].is_certain for who, _ in lacking)
+
+
+def _missing_replicas(snapshot: Snapshot, plan: Plan) -> set[tuple[WorkloadId, int]]:
+    """Each replica on a whole device that a service lacks, with its number."""
+    missing: set[tuple[WorkloadId, int]] = set()
+    for view in snapshot.services:
+        if view.service.share is None:
+            given = plan.allocations.get(view.service.service_id)
+            num_given = 0 if given is None else given.num_devices
+            missing |= {(view.service.service_id, number) for number in range(num_given, wanted_replicas(view))}
+    return missing
+
+
+def _lacking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
+    """Whom the inner policy's plan gives up, refuses or lets wait, and each replica that services lack."""
+    harmed = harmed_by(snapshot, parts, plan)
+    # To be given up is worse than to wait.
+    harmed |= {(who, _WAITS) for who, number in harmed if number == _IS_LOST}
+    return _waiting(snapshot, parts, plan) | harmed | _missing_replicas(snapshot, plan)
+
+
+def asking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
+    """Those lacking something that sharers could leave them: devices of best effort are for stronger claims alone, and
+    those of replicas for claims that are stronger than these."""
+    if not (parts.spare or parts.weak or parts.on_demand):
+        return set()
+    lacking = _lacking(snapshot, parts, plan)
+    if parts.spare:
+        return lacking
+    return _without_best_effort(snapshot, lacking) if parts.weak else _above_replicas(snapshot, lacking)
+
+
+def _waiting(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
+    """The jobs on whole devices that could start and get none."""
+    return {
+        (view.job.job_id, _WAITS)
+        for view in snapshot.jobs
+        if view.job.job_id not in parts.sharers
+        and view.job.job_id not in plan.allocations
+        and not view.job.is_on_functions
+        and view.state is not JobState.PREEMPTING
+        and view.restarts.starts_at_s <= snapshot.now_s
+    }
+
+
+def _without_best_effort(snapshot: Snapshot, lacking: set[tuple[WorkloadId, int]]) -> set[tuple[WorkloadId, int]]:
+    """Those of `lacking` whose claim is stronger than best effort."""
+    weak = {view.job.job_id for view in snapshot.jobs if not view.job.goal.is_hard}
+    return {(who, number) for who, number in lacking if who not in weak}
+
+
+def _above_replicas(snapshot: Snapshot, lacking: set[tuple[WorkloadId, int]]) -> set[tuple[WorkloadId, int]]:
+    """Those of `lacking` whose claim is stronger than a replica beyond the guaranteed minimum: promises that would be
+    given up, and replicas of such minimums."""
+    promised = {view.job.job_id for view in snapshot.jobs if view.promise.admitted_at_s is not None}
+    least = {view.service.service_id: view.min_replicas for view in snapshot.services}
+    return {
+        (who, number)
+        for who, number in lacking
+        if (number == _IS_LOST and who in promised) or 0 <= number < least.get(who, 0)
+    }
