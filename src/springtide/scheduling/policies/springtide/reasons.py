@@ -213,7 +213,7 @@ def _why(before: int, after: int, entry: Entry | None, reservations: Reservation
         if not before:
             return f"starting on {devices_text(after)}"
         rate = entry.rates[before] if before < len(entry.rates) else 0.0
-        is_in_time = rate > 0.0 and now_s + entry.left / rate <= entry.deadline_s
+        is_in_time = rate > 0.0 and entry.since_s + entry.work / rate <= entry.deadline_s
         return (
             "idle devices: it ends earlier"
             if is_in_time and len(entry.runs) == 1
