@@ -87,7 +87,8 @@ def run(platform: LivePlatform, disturb: Any = None, **options: Any) -> dict[str
     }
 
 
-def assert_as(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def assert_as(found: dict[str, Any], expected: dict[str, Any], *, num_unsaid: int = 0) -> None:
+    """The run went as the other one did. A worker that is killed may not have printed `num_unsaid` of its lines."""
     assert (found["status"]["step"], found["status"]["total_steps"]) == (NUM_STEPS, NUM_STEPS)
     assert found["status"]["metrics"]["held_back"] == pytest.approx(
         expected["status"]["metrics"]["held_back"], rel=1e-4
@@ -95,7 +96,8 @@ def assert_as(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found["rates"] == expected["rates"]
     assert found["ids"] == expected["ids"]
     assert found["losses"] == pytest.approx(expected["losses"], rel=1e-4, abs=1e-6)
-    assert found["epochs"] == expected["epochs"]
+    assert set(found["epochs"]) <= set(expected["epochs"])
+    assert len(found["epochs"]) >= len(expected["epochs"]) - num_unsaid
     assert found["models"]
 
 
@@ -122,8 +124,8 @@ def test_a_resized_loop_and_one_that_loses_a_worker_are_as_the_undisturbed(platf
     resized = run(platform, resize, max_workers=1)
     assert_as(resized, expected)
     assert (resized["status"]["num_resizes"], resized["status"]["num_restarts"]) == (2, 0)
-    assert_as(run(platform, kill, min_workers=2, max_workers=2), expected)
+    assert_as(run(platform, kill, min_workers=2, max_workers=2), expected, num_unsaid=1)
     # All of its workers are lost: it goes on from its checkpoint.
     restarted = run(platform, kill, max_workers=1, checkpoint_interval_s=0.2)
-    assert_as(restarted, expected)
+    assert_as(restarted, expected, num_unsaid=1)
     assert restarted["status"]["num_restarts"] == 1

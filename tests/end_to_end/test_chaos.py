@@ -41,6 +41,7 @@ def test_kills_alone_go_round_all_that_can_be_killed():
     assert report["num_control_planes"] >= 2
 
 
+@only_in_full
 def test_disks_and_the_network_fail_and_no_step_is_lost():
     kinds = ("full disk", "read-only disk", "network down")
     run = springtide_chaos("--minutes", "0.6", "--seed", "2", "--json", *(f"--only={kind}" for kind in kinds))

@@ -16,6 +16,7 @@ import pytest
 from kits.end_to_end.functions_equal import check_equal
 from kits.end_to_end.functions_run import Run, job_of, plan_of, service_of
 from kits.servers import missing_redis, running_redis, running_s3
+from kits.simulation.sweeps import only_in_full
 from springtide.backends.functions.emulator.config import EmulatorFaults
 from springtide.backends.functions.emulator.launch import inject, set_faults
 from springtide.core import events
@@ -126,6 +127,7 @@ def test_a_budget_is_kept_and_a_larger_one_goes_on(run_of: Callable[..., Run]) -
     check_equal(run, "functions_digits")
 
 
+@only_in_full
 def test_paused_and_resumed_with_another_plan(run_of: Callable[..., Run]) -> None:
     run = run_of(job={"num_epochs": 4})
     run.start()
@@ -146,6 +148,7 @@ def test_paused_and_resumed_with_another_plan(run_of: Callable[..., Run]) -> Non
     check_equal(run, "functions_digits")
 
 
+@only_in_full
 def test_cancelled_it_is_over_at_once_and_its_states_stay(run_of: Callable[..., Run]) -> None:
     run = run_of()
     run.start()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kits.end_to_end.live_platform import LivePlatform, wait_for
+from kits.simulation.sweeps import only_in_full
 
 pytestmark = [
     pytest.mark.slow,
@@ -52,6 +53,7 @@ def submit(platform: LivePlatform, **options: Any) -> str:
     return str(platform.request("POST", "/v1/jobs", body)["job_id"])
 
 
+@only_in_full
 def test_a_release_that_is_not_tested_runs_with_one_worker(platform: LivePlatform, tmp_path: Path) -> None:
     # A stand-in for another release: the installed one, under a version that metadata of ours give it.
     about = tmp_path / "stand-in" / "lightning-2.7.0.dist-info" / "METADATA"

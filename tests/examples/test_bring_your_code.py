@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from kits.examples.terminal import EXAMPLES, Terminal
+from kits.simulation.sweeps import only_in_full
 
 pytestmark = [pytest.mark.examples, pytest.mark.timeout(600)]
 # By program: the library that it is a program of, and others that it needs.
@@ -97,11 +98,11 @@ def test_the_program_as_it_became(terminal, folder, name, epochs, num_steps, mos
 @pytest.mark.parametrize(
     ("name", "few", "epochs", "num_steps", "most_loss"),
     [
-        ("digits", 8, 60, 60 * 46, 0.5),
-        ("points", 4, 60, 60 * 16, 4.0),
+        pytest.param("digits", 8, 60, 60 * 46, 0.5, marks=only_in_full),
+        pytest.param("points", 4, 60, 60 * 16, 4.0, marks=only_in_full),
         ("causal", 4, 30, 30 * 16, 3.0),
         ("accelerated", 6, 60, 60 * 47, 0.5),
-        ("fabricated", 5, 60, 60 * 47, 0.5),
+        pytest.param("fabricated", 5, 60, 60 * 47, 0.5, marks=only_in_full),
     ],
 )
 def test_an_unchanged_program_of_a_library(terminal, folder, name, few, epochs, num_steps, most_loss):

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 
 from kits.examples.terminal import EXAMPLES, Terminal
+from kits.simulation.sweeps import only_in_full
 
 pytestmark = [pytest.mark.examples, pytest.mark.timeout(600)]
 
@@ -60,7 +61,7 @@ def test_a_declared_task_runs(terminal):
     assert "SUCCEEDED" in terminal.type("run", str(EXAMPLES / "declared.py"))
 
 
-@pytest.mark.parametrize("example", ["functions_gpt", "functions_digits"])
+@pytest.mark.parametrize("example", [pytest.param("functions_gpt", marks=only_in_full), "functions_digits"])
 def test_what_can_run_on_functions_runs_on_machines(terminal, example):
     told = terminal.type("run", str(EXAMPLES / f"{example}.py"), "--epochs", "1")
     assert "SUCCEEDED" in told
@@ -68,7 +69,9 @@ def test_what_can_run_on_functions_runs_on_machines(terminal, example):
     assert refused == "", "this platform was started without functions, which is an error"
 
 
-@pytest.mark.parametrize(("example", "least"), [("functions_gpt", 4.5), ("functions_digits", 2.2)])
+@pytest.mark.parametrize(
+    ("example", "least"), [pytest.param("functions_gpt", 4.5, marks=only_in_full), ("functions_digits", 2.2)]
+)
 def test_it_runs_on_functions(tmp_path, example, least):
     terminal = Terminal(tmp_path / "state")
     assert "functions  emulator" in terminal.type("up", "--slots", "1", "--port", "0", "--functions", "emulator")

@@ -13,6 +13,7 @@ import torch
 
 from kits.runtime.library_plane import UndisturbedRuns, assert_as, churn, go_on, of_library
 from kits.runtime.runtime_plane import artifact_hash
+from kits.simulation.sweeps import only_in_full
 from springtide.core.errors import InvalidRequest
 from springtide.core.wire.workers import CheckpointWritten, Failed, GroupBrokenReport, Preempt, Progress, Ready
 from springtide.runtime import adoption
@@ -111,7 +112,7 @@ def undisturbed(zygote, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_loaders", ["0", "2"])
+@pytest.mark.parametrize("num_loaders", [pytest.param("0", marks=only_in_full), "2"])
 def test_no_rate_loss_or_sample_changes_whatever_happens_to_the_group(make_program, undisturbed, num_loaders):
     source = PROGRAM.replace("num_workers=0", f"num_workers={num_loaders}").replace("0 > 0", f"{num_loaders} > 0")
     plane = make_program(source, step_s=0.05)
@@ -121,7 +122,7 @@ def test_no_rate_loss_or_sample_changes_whatever_happens_to_the_group(make_progr
 
 @pytest.mark.slow
 # The last step of an epoch, after which a scheduler of epochs steps, and one in its midst.
-@pytest.mark.parametrize("step", [11, 14])
+@pytest.mark.parametrize("step", [11, pytest.param(14, marks=only_in_full)])
 def test_a_member_that_missed_a_step_steps_nothing_twice(make_program, undisturbed, step):
     source = PROGRAM.replace("        #place", FAILS_AFTER_THE_EXCHANGE.replace("STEP", str(step)))
     assert source != PROGRAM

@@ -7,6 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from kits.simulation.sweeps import only_in_full
 from springtide.cli.main import cli
 from springtide_studies.training.bench import LIMITS, MODELS, VARIANTS, Variant, has_passed, rows_of
 
@@ -49,6 +50,7 @@ def test_another_model_is_refused():
     assert f"none of {', '.join(MODELS)}" in result.output
 
 
+@only_in_full
 @pytest.mark.slow
 def test_a_short_run_measures_every_variant():
     result = CliRunner().invoke(cli, ["bench", "training", "--small", "--only", "mlp", "--json"])

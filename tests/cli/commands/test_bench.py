@@ -141,7 +141,7 @@ def test_figures_are_drawn_into_a_file(springtide: Run, traces: Path) -> None:
 
 
 def test_decisions_are_measured(springtide: Run) -> None:
-    asked = ("bench", "decision", "--policies", "fifo,edf", "--sizes", "64", "--events", "10")
+    asked = ("bench", "decision", "--policies", "fifo,edf", "--sizes", "64", "--events", "10", "--cases", "plain")
     report = json.loads(springtide(*asked, "--json").stdout)
     assert [entry["policy"] for entry in report["table"]] == ["fifo", "edf"]
     assert report["machine"]["events"] == 10

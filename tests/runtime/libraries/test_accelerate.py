@@ -21,6 +21,7 @@ from kits.runtime.library_plane import (
     of_library,
     seen_in,
 )
+from kits.simulation.sweeps import only_in_full
 from springtide.core.wire.workers import CheckpointWritten, Failed, GroupBrokenReport, Progress, Ready
 
 pytestmark = [
@@ -153,7 +154,7 @@ BY_EPOCHS = (
 )
 
 
-@pytest.mark.parametrize("source", [PROGRAM, BY_EPOCHS])
+@pytest.mark.parametrize("source", [PROGRAM, pytest.param(BY_EPOCHS, marks=only_in_full)])
 def test_no_rate_loss_or_sample_changes_whatever_happens_to_the_group(make_program, undisturbed, source):
     expected = undisturbed.of(source, {})
     plane = make_program(source, step_s=0.02)
@@ -193,6 +194,7 @@ def test_a_member_that_missed_a_step_steps_nothing_twice(make_program, undisturb
     assert_as(plane, expected)
 
 
+@only_in_full
 def test_a_restart_goes_on_from_the_checkpoint(make_program, undisturbed):
     expected = undisturbed.of(PROGRAM, {})
     plane = make_program(step_s=0.03, checkpoint_interval_s=0.3)

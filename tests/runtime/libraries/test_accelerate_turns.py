@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 
 from kits.runtime.library_plane import UndisturbedRuns, assert_as, churn, of_library
+from kits.simulation.sweeps import only_in_full
 from springtide.core.wire.workers import CheckpointWritten, Failed, Progress
 
 pytestmark = [
@@ -108,6 +109,7 @@ def test_no_rate_loss_or_sample_changes_whatever_happens_to_the_group(make_progr
     assert (last.step, last.total_steps) == (48, 48)
 
 
+@only_in_full
 def test_a_restart_goes_on_from_the_checkpoint(make_program, undisturbed):
     expected = undisturbed.of(PROGRAM, {})
     plane = make_program(step_s=0.03, checkpoint_interval_s=0.3)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from kits.runtime.library_plane import UndisturbedRuns, assert_as, churn, go_on, join, lose, of_library, seen_in
+from kits.simulation.sweeps import only_in_full
 from springtide.core.wire.workers import CheckpointWritten, Failed, Progress, Ready
 
 pytestmark = [
@@ -132,7 +133,7 @@ def printed(plane):
     return sorted(line for line in plane.logs().splitlines() if line.startswith(("epoch", "done")))
 
 
-@pytest.mark.parametrize("source", [PROGRAM, BY_CLOSURE])
+@pytest.mark.parametrize("source", [pytest.param(PROGRAM, marks=only_in_full), BY_CLOSURE])
 def test_no_rate_loss_or_sample_changes_whatever_happens_to_the_group(make_program, undisturbed, source):
     expected = undisturbed.of(source, {})
     plane = make_program(source, step_s=0.02)
@@ -160,6 +161,7 @@ def test_a_late_joiner_has_the_counters_of_the_others(make_program, undisturbed)
     assert "done 48 96 48" in plane.logs()
 
 
+@only_in_full
 def test_a_restart_goes_on_from_the_checkpoint(make_program, undisturbed):
     expected = undisturbed.of(PROGRAM, {})
     plane = make_program(step_s=0.03, checkpoint_interval_s=0.3)

@@ -17,6 +17,7 @@ from kits.runtime.library_plane import (
     join,
     of_library,
 )
+from kits.simulation.sweeps import only_in_full
 from springtide.core.wire.workers import CheckpointWritten, Failed, GroupBrokenReport, Preempt
 
 pytestmark = [
@@ -114,7 +115,7 @@ def undisturbed(zygote, tmp_path_factory):
     return UndisturbedRuns(zygote, lambda: tmp_path_factory.mktemp("undisturbed"), "lightning")
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", [pytest.param("plain", marks=only_in_full), *list(OPTIONS)[1:]])
 def test_no_rate_loss_or_sample_changes_whatever_happens_to_the_group(make_program, undisturbed, options):
     environment = OPTIONS[options]
     expected = undisturbed.of(PROGRAM, environment)

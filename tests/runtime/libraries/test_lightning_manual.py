@@ -17,6 +17,7 @@ from kits.runtime.library_plane import (
     of_library,
     seen_in,
 )
+from kits.simulation.sweeps import only_in_full
 from springtide.core.wire.workers import CheckpointWritten, Failed, GroupBrokenReport, Progress
 
 pytestmark = [
@@ -190,6 +191,7 @@ BEHIND = PROGRAM.replace("        #place", FAILS_AFTER_THE_EXCHANGE.replace("STE
 assert BEHIND != PROGRAM
 
 
+@only_in_full
 def test_a_member_that_missed_an_update_steps_nothing_twice(make_program, undisturbed):
     expected = undisturbed.of(PROGRAM, {})
     plane = make_program(BEHIND, step_s=0.02)
@@ -200,6 +202,7 @@ def test_a_member_that_missed_an_update_steps_nothing_twice(make_program, undist
     assert_as(plane, expected)
 
 
+@only_in_full
 def test_a_restart_goes_on_from_the_checkpoint(make_program, undisturbed):
     expected = undisturbed.of(PROGRAM, {})
     plane = make_program(step_s=0.03, checkpoint_interval_s=0.3)

@@ -18,6 +18,7 @@ from kits.runtime.library_plane import (
     of_library,
     seen_in,
 )
+from kits.simulation.sweeps import only_in_full
 from springtide.core.wire.workers import CheckpointWritten, GroupBrokenReport
 
 pytestmark = [
@@ -167,7 +168,7 @@ CLASSES = f"""{CLASSES[:AT]}shape = BertConfig(
 {CLASSES[END:]}"""
 
 
-@pytest.mark.parametrize("source", [OWN_LOSS, CLASSES], ids=["own-loss", "classes"])
+@pytest.mark.parametrize("source", [pytest.param(OWN_LOSS, marks=only_in_full), CLASSES], ids=["own-loss", "classes"])
 def test_a_loss_that_is_a_mean_has_the_gradient_of_one_worker_on_two(make_program, undisturbed, source):
     expected = undisturbed.of(source, {})
     plane = make_program(source)
@@ -181,6 +182,7 @@ BEHIND = PROGRAM.replace("        #place", FAILS_AFTER_THE_EXCHANGE.replace("STE
 assert BEHIND != PROGRAM
 
 
+@only_in_full
 def test_a_member_that_missed_a_step_steps_nothing_twice(make_program, undisturbed):
     expected = undisturbed.of(PROGRAM, {})
     plane = make_program(BEHIND, step_s=0.02)
@@ -191,6 +193,7 @@ def test_a_member_that_missed_a_step_steps_nothing_twice(make_program, undisturb
     assert_as(plane, expected)
 
 
+@only_in_full
 def test_a_restart_goes_on_from_the_checkpoint(make_program, undisturbed):
     expected = undisturbed.of(PROGRAM, {})
     plane = make_program(step_s=0.03, checkpoint_interval_s=0.3)
