@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from msgspec.structs import replace
 
-from springtide.core.decision import JobView, ServiceView, Snapshot
+from springtide.core.decision import JobView, Snapshot
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.shares import Share
 from springtide.core.workload import WorkloadId
@@ -27,8 +27,9 @@ Places = Mapping[WorkloadId, Sequence[DeviceId]]
 Worker = tuple[DeviceId, ...]
 # On so many nodes others are asked to make room for the devices of one worker, at most.
 MOST_NODES = 16
-# How far a claim goes: to workers beyond the least of a job, to best effort that can be resized, to all best effort.
-Reach = Literal["workers", "elastic", "all"]
+# How far a claim goes: to workers beyond the least of a job, to best effort that can be resized, to all best effort,
+# also to replicas beyond the minimums of their services.
+Reach = Literal["workers", "elastic", "all", "replicas"]
 
 
 class ShareBoard:
@@ -36,7 +37,8 @@ class ShareBoard:
 
     `chosen` are the devices of each sharer so far, `share` what it holds of each. `displaced` and `evicted` name the
     sharer for which a job of the inner policy loses a device, and for which one with a share has to stop; `shrunk` are
-    the jobs with a share that lose a worker. On devices in `yielded` no sharer is put.
+    the jobs with a share that lose a worker. On devices in `yielded` no sharer is put. If `spares_promises`,
+    all that has a weaker claim makes room before a promised job does.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class ShareBoard:
         jobs: Sequence[JobView],
         share: Mapping[WorkloadId, Share],
         yielded: frozenset[DeviceId],
+        *,
+        spares_promises: bool,
     ) -> None:
-        self._snapshot, self._packer = snapshot, packer
+        self._snapshot, self._packer, self._spares_promises = snapshot, packer, spares_promises
         self.jobs, self.share, self.yielded = jobs, share, yielded
         self.names = {view.service.service_id: view.service.name for view in snapshot.services}
         self.names |= {view.job.job_id: view.job.name for view in snapshot.jobs}
@@ -144,7 +148,11 @@ class ShareBoard:
         num_undo, mine = len(self._undo), tuple[DeviceId, ...]()
         while len(mine) < count:
             one = replace(request, avoid=request.avoid.union(mine))
-            found = self.find_place(one, may_open=may_open)
+            # Where promises would be lost, devices that are idle are left to these.
+            is_last = self._spares_promises and reach == "replicas"
+            found = self.find_place(one, may_open=may_open and not is_last)
+            if found is None and is_last and one.num_devices == 1:
+                found = self.make_room(one, reach, may_open=False) or self.find_place(one, may_open=may_open)
             if found is None:
                 make = self.make_room if one.num_devices == 1 else self._make_room_on_node
                 found = make(one, reach, may_open=may_open)
@@ -172,10 +180,18 @@ class ShareBoard:
 
     def make_room(self, request: PlacementRequest, reach: Reach, *, may_open: bool) -> tuple[DeviceId, ...] | None:
         """A device on which weaker work makes room: a worker of a job with a share that it can do without, a device of
-        a job of the inner policy, or a job with a share that stops."""
+        a job of the inner policy, or a job with a share that stops, or a replica beyond the minimum of its service."""
         found = self._shrink(request)
-        if found is None and reach != "workers":
-            found = (self._claim(request, may_stop=reach == "all") if may_open else None) or self._displace(request)
+        if found is not None or reach == "workers":
+            return found
+        if may_open:
+            found = self._claim(request, reach, of_promises=not self._spares_promises)
+        if found is None:
+            found = self._displace(request) or (self._evict_replica(request) if reach == "replicas" else None)
+        if found is None and may_open and reach == "replicas":
+            found = self._claim_replica(request)
+        if found is None and may_open and self._spares_promises:
+            found = self._claim(request, reach, of_promises=True)
         return found
 
     def _shrink(self, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
@@ -209,17 +225,20 @@ class ShareBoard:
         self._undo.append(partial(self.hold_job, view, mine))
         return (device_id,)
 
-    def _claim(self, request: PlacementRequest, *, may_stop: bool) -> tuple[DeviceId, ...] | None:
-        """A device of the elastic job that holds most beyond its minimum, one without a promise if there is one; on a
-        node where devices are shared already, so that others stay whole, and as late in its order as possible. None if
-        there is none. With `may_stop` also of a job without a promise that cannot be resized."""
+    def _claim(self, request: PlacementRequest, reach: Reach, *, of_promises: bool) -> tuple[DeviceId, ...] | None:
+        """A device of the elastic job that holds most beyond its minimum, one without a promise if there is one or not
+        `of_promises`; on a node where devices are shared already, so that others stay whole, and as late in its order
+        as possible. None if there is none. Unless it reaches to elastic ones, also of a job without a promise that
+        cannot be resized."""
         best: tuple[tuple[bool, bool, bool, int, int, int], WorkloadId, DeviceId] | None = None
         num_open = self.ledger.num_open_on_nodes()
         for view in self._snapshot.jobs:
             held = self._snapshot.allocations.get(view.job.job_id)
             if held is None or held.share is not None or view.job.is_on_functions:
                 continue
-            if not view.job.elastic and (is_promised(view) or not may_stop):
+            if (is_promised(view) and not of_promises) or (
+                not view.job.elastic and (is_promised(view) or reach == "elastic")
+            ):
                 continue
             spare = held.num_devices - view.bounds.min_workers
             weak = not is_promised(view), view.job.elastic, spare > 0
@@ -228,9 +247,21 @@ class ShareBoard:
                     key = *weak, int(num_open[self.ledger.node_at[self.ledger.at[device_id]]]), spare, rank
                     if best is None or key > best[0]:
                         best = (key, view.job.job_id, device_id)
-        if best is None:
-            return None
-        _, loser, device_id = best
+        return None if best is None else self._take_whole(request, best[1], best[2])
+
+    def _claim_replica(self, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
+        """The whole device of a replica beyond the minimum of its service, of the service that was deployed last."""
+        for view in reversed(self._snapshot.services):
+            held = self._snapshot.allocations.get(view.service.service_id)
+            if held is None or held.share is not None:
+                continue
+            beyond = held.device_ids[view.min_replicas * view.service.devices_each :]
+            found = next((device_id for device_id in reversed(beyond) if self._may_claim(device_id, request)), None)
+            if found is not None:
+                return self._take_whole(request, view.service.service_id, found)
+        return None
+
+    def _take_whole(self, request: PlacementRequest, loser: WorkloadId, device_id: DeviceId) -> tuple[DeviceId, ...]:
         self._undo.append(partial(self.ledger.block, device_id))
         self.ledger.unblock(device_id)
         self._note(self.displaced, loser, request)
@@ -257,6 +288,22 @@ class ShareBoard:
                 self._undo.append(partial(self.hold_job, view, mine))
                 return found
             self.hold_job(view, mine)
+        return None
+
+    def _evict_replica(self, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
+        """Room that a replica beyond the minimum of its service makes, of the service that was deployed last."""
+        for view in reversed(self._snapshot.services):
+            who, each = view.service.service_id, view.service.devices_each
+            mine = self.chosen.get(who, [])
+            if view.service.share is None or len(mine) <= view.min_replicas * each:
+                continue
+            self.hold(who, view.service.name, mine[:-each])
+            found = self.find_place(replace(request, only=frozenset(mine[-each:])))
+            if found is not None:
+                self._note(self.evicted, who, request)
+                self._undo.append(partial(self.hold, who, view.service.name, mine))
+                return found
+            self.hold(who, view.service.name, mine)
         return None
 
     def _note(self, losers: dict[WorkloadId, str], loser: WorkloadId, request: PlacementRequest) -> None:
@@ -340,22 +387,28 @@ class ShareBoard:
                     found[device_id] = None
         return tuple(found)
 
-    def on_demand_devices(self, services: Sequence[ServiceView]) -> tuple[DeviceId, ...]:
-        """The devices with replicas beyond guaranteed minimums of which only best-effort jobs have parts, too: those of
-        the service that was deployed last first."""
+    def below_promises(self) -> tuple[DeviceId, ...]:
+        """The devices of which nobody has a part but best-effort jobs, replicas beyond the minimums of their services
+        and workers beyond the least of their jobs: those that the fewest have first."""
         weak = {view.job.job_id for view in self.jobs if not (view.job.goal.is_hard or is_promised(view))}
-        found: dict[DeviceId, None] = {}
         beyond: dict[WorkloadId, Sequence[DeviceId]] = {}
-        for view in services:
+        for view in self._snapshot.services:
             who = view.service.service_id
             beyond[who] = self.chosen.get(who, [])[view.min_replicas * view.service.devices_each :]
-        for who, mine in reversed(beyond.items()):
-            held = self._snapshot.allocations.get(who)
-            for device_id in () if held is None else [at for at in mine if at in held.device_ids]:
-                others = self.ledger.holders(device_id)
-                if all(other in weak or device_id in beyond.get(other, ()) for other in others):
-                    found[device_id] = None
-        return tuple(found)
+        now_s, overheads = self._snapshot.now_s, self._snapshot.overheads
+        strong = [view for view in self.jobs if view.job.job_id not in weak and self.chosen.get(view.job.job_id)]
+        left = {v.job.job_id: len(self.chosen[v.job.job_id]) - least_workers(v, now_s, overheads) for v in strong}
+        each = {view.job.job_id: view.job.devices_each for view in strong}
+        found: list[tuple[int, DeviceId]] = []
+        for at in np.flatnonzero(self.ledger.is_open).tolist():
+            device_id = self.ledger.device_ids[at]
+            holders = self.ledger.holders(device_id)
+            workers = [who for who in holders if who in each]
+            others = [who for who in holders if who not in weak and who not in each]
+            if all(left[who] >= each[who] for who in workers) and all(device_id in beyond[who] for who in others):
+                found.append((len(holders), device_id))
+                left |= {who: left[who] - each[who] for who in workers}
+        return tuple(device_id for _, device_id in sorted(found, key=lambda item: item[0]))
 
     def spare_devices(self) -> frozenset[DeviceId]:
         """The devices on which there are only workers that jobs have beyond their least."""

@@ -26,10 +26,13 @@ def can_promise(view: JobView) -> bool:
 
 
 def sure_s(view: JobView, num_devices: int, overheads: Overheads) -> float:
-    """Seconds to the end of a job that starts now, with nothing but its request on each of so many devices."""
-    assert view.job.share is not None
+    """Seconds to the end of a job that starts now, with nothing but its request on each of so many devices. What was
+    measured may be with all that its limit allows."""
+    share = view.job.share
+    assert share is not None
     assert view.total_equivalent_steps is not None
-    rate = curve_of(view).rate(num_devices) * view.job.share.request
+    part = share.request / share.limit if view.learnt.throughput_samples_per_s else share.request
+    rate = curve_of(view).rate(num_devices) * part
     left = max(0.0, view.total_equivalent_steps - view.equivalent_steps)
     return left / rate + overheads.cost_s(num_devices) if rate > 0.0 else math.inf
 
@@ -61,6 +64,15 @@ def fewest_in_time(view: JobView, now_s: float, overheads: Overheads) -> int | N
         if now_s + overheads.change_s + sure_s(view, count, overheads) <= deadline_s:
             return count
     return None
+
+
+def rescued_by(view: JobView, num_devices: int, now_s: float, overheads: Overheads) -> int | None:
+    """The fewest devices on which a promised job that is late on `num_devices` is not; None: it is in time, or no
+    number helps."""
+    if not (is_promised(view) and view.job.elastic and is_late(view, num_devices, now_s)):
+        return None
+    most, each, soon_s = most_workers(view), view.job.devices_each, now_s + overheads.change_s
+    return next((n for n in range(num_devices + each, most + 1, each) if not is_late(view, n, soon_s)), None)
 
 
 def least_workers(view: JobView, now_s: float, overheads: Overheads) -> int:

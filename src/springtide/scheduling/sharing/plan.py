@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.replicas import wanted_replicas
 from springtide.scheduling.sharing.board import Claims, Places, Reach, ShareBoard, in_parts
-from springtide.scheduling.sharing.deadlines import can_promise, fewest_in_time, is_promised, sure_s
+from springtide.scheduling.sharing.deadlines import can_promise, fewest_in_time, is_promised, rescued_by, sure_s
 from springtide.scheduling.sharing.packing import Packer, PlacementRequest
 from springtide.scheduling.sharing.words import lacks_text, lacks_together_text, places_text
 
@@ -25,6 +25,8 @@ from springtide.scheduling.sharing.words import lacks_text, lacks_together_text,
 # opens beyond those that its deadline needs.
 WEAK_CLAIMS = ("first", "promise", "more", "growth", "job")
 WeakClaim = tuple[str, WorkloadId]
+# Where promises would be lost otherwise: weaker claims open no device, and make room before a promise does.
+ALL_WEAK: WeakClaim = ("all", WorkloadId(""))
 
 
 class SharePlan:
@@ -39,9 +41,8 @@ class SharePlan:
     policy must not use.
 
     Call `finish` once the inner policy has decided. `spare` are devices on which there are only workers that jobs have
-    beyond their least, `weak` those on which there are only best-effort jobs, `on_demand` those with replicas beyond
-    guaranteed minimums and no stronger claim; no sharer is put on those in `yielded`, unless the inner policy leaves
-    them free.
+    beyond their least, `weak` those on which there are only best-effort jobs; no sharer is put on those in `yielded`,
+    unless the inner policy leaves them free.
 
     `opened` are the claims other than guaranteed minimums that take a whole device now. Those in `barred` take none;
     `waiting` are the services that are left without a replica by that. `planned` are the places that the last decision
@@ -75,9 +76,11 @@ class SharePlan:
         share = {
             who: replace(share, limit=share.request) if who in jobs else share for who, share in self._declared.items()
         }
-        self._board = ShareBoard(snapshot, packer, claims, self.jobs, share, yielded)
+        self._spares = ALL_WEAK in barred
+        self._board = ShareBoard(snapshot, packer, claims, self.jobs, share, yielded, spares_promises=self._spares)
         self._share, self._ledger, self._chosen = share, self._board.ledger, self._board.chosen
         self.displaced = self._board.displaced
+        self._promised = {view.job.job_id for view in self.jobs if is_promised(view)}
         self._started: list[WorkloadId] = []
         self._grown: list[WorkloadId] = []
         self._barred = barred
@@ -95,13 +98,29 @@ class SharePlan:
         # Devices on which there are only workers that jobs have beyond their least.
         self.spare = self._board.spare_devices()
         self.weak = self._board.best_effort_devices()
-        self.on_demand = self._board.on_demand_devices(self.services) if self.services else ()
         self.taken = self._taken()
 
-    def services_on(self, devices: Collection[DeviceId]) -> list[WorkloadId]:
-        """The services that have parts of these devices."""
-        chosen = ((view.service.service_id, self._chosen[view.service.service_id]) for view in self.services)
-        return [who for who, mine in chosen if not set(mine).isdisjoint(devices)]
+    def late(self) -> set[WorkloadId]:
+        """The promised jobs that are late on the devices that they have here, and would not be on more of them."""
+        now_s, overheads = self._snapshot.now_s, self._snapshot.overheads
+        on = {view.job.job_id: len(self._chosen.get(view.job.job_id, ())) for view in self.jobs}
+        return {v.job.job_id for v in self.jobs if rescued_by(v, on[v.job.job_id], now_s, overheads) is not None}
+
+    def below_minimum(self) -> set[tuple[WorkloadId, int]]:
+        """Each replica that services with a share lack to their guaranteed minimum, with its number."""
+        have = [(v, len(self._chosen[v.service.service_id]) // v.service.devices_each) for v in self.services]
+        return {(v.service.service_id, number) for v, count in have for number in range(count, v.min_replicas)}
+
+    def below_promises(self) -> tuple[DeviceId, ...]:
+        """The devices that sharers leave now, and those of `ShareBoard.below_promises`."""
+        left = self._in_parts.difference(*self._chosen.values()).intersection(self._ledger.at)
+        return (*sorted(left), *self._board.below_promises())
+
+    def _may_open(self, claim: str, who: WorkloadId) -> bool:
+        """Whether this claim may take a whole device."""
+        if self._spares and claim != "least":
+            return claim == "promise" and who in self._promised
+        return (claim, who) not in self._barred
 
     def why_displaced(self) -> dict[WorkloadId, str]:
         """The reasons of other workloads that lose a device to a share: now, or by a claim of an earlier decision, as
@@ -228,13 +247,16 @@ class SharePlan:
         if not mine or not job.elastic:
             return
         claim = "promise" if is_promised(view) else "job"
-        may_open = (claim, job.job_id) not in self._barred
+        may_open = self._may_open(claim, job.job_id)
         wanted = _most_wished(view) if view.restarts.losses_at_s else view.bounds.min_workers
         least = fewest_in_time(view, self._snapshot.now_s, self._snapshot.overheads) if claim == "promise" else None
+        rescue = rescued_by(view, len(mine), self._snapshot.now_s, self._snapshot.overheads)
+        if rescue is not None:
+            least, wanted = rescue, max(wanted, rescue)
         while len(mine) < wanted:
             request = self._board.request(view, avoid=self._kept.union(mine))
             if len(mine) < (view.bounds.min_workers if least is None else least):
-                reach: Reach = "workers" if least is None else "all"
+                reach: Reach = "workers" if least is None else "replicas"
                 found = self._board.take(request, job.devices_each, reach, may_open=may_open)
             else:
                 found = self._board.find_place(request, may_open=may_open)
@@ -265,7 +287,7 @@ class SharePlan:
 
     def _raise_service(self, view: ServiceView, count: int, claim: str) -> None:
         service_id, share = view.service.service_id, self._share[view.service.service_id]
-        may_open, each = (claim, service_id) not in self._barred, view.service.devices_each
+        may_open, each = self._may_open(claim, service_id), view.service.devices_each
         # One on several devices cannot start on some of those of a replica that has to leave.
         held = self._snapshot.allocations.get(service_id)
         avoid = self._kept if each == 1 or held is None else self._kept.union(held.device_ids)
@@ -278,6 +300,8 @@ class SharePlan:
                 avoid=avoid.union(mine),
             )
             reach: Reach = "workers" if claim == "growth" else "elastic"
+            if claim == "least" and self._spares:
+                reach = "replicas"
             found = self._board.take(request, each, reach, may_open=may_open)
             if found is None:
                 return
@@ -299,12 +323,12 @@ class SharePlan:
         before = self._planned.get(job.job_id, ()) if is_promised(view) else ()
         # Its owner may have changed its bounds since.
         if before and count is not None and count <= len(before) <= most_workers(view):
-            may_open = claim not in self._barred and (len(before) == count or ("more", job.job_id) not in self._barred)
+            may_open = self._may_open(*claim) and (len(before) == count or self._may_open("more", job.job_id))
             if self._board.has_room(view, before, may_open=may_open):
                 self._start(view, claim[0], before)
                 return
-        most_opened = count if ("more", job.job_id) in self._barred else None
-        found = self._find(view, frozenset(), may_open=claim not in self._barred, most_opened=most_opened)
+        most_opened = None if self._may_open("more", job.job_id) else count
+        found = self._find(view, frozenset(), may_open=self._may_open(*claim), most_opened=most_opened)
         if found is not None and self._is_in_time(view, sure_s(view, len(found), self._snapshot.overheads)):
             if count is not None and len(found) > count:
                 self._note_opened("more", job.job_id, found)
@@ -312,7 +336,8 @@ class SharePlan:
             return
         if count is not None:
             request = self._board.request(view, avoid=frozenset())
-            found = self._board.take(request, count, "all", may_open=claim not in self._barred)
+            reach: Reach = "replicas" if is_promised(view) else "all"
+            found = self._board.take(request, count, reach, may_open=self._may_open(*claim))
             if found is not None:
                 self._start(view, claim[0], found, after_s=self._snapshot.overheads.change_s)
 
@@ -356,7 +381,7 @@ class SharePlan:
             self.reasons[job.job_id] = "its devices have no room for it any more"
             return
         claim = "promise" if is_promised(view) or can_promise(view) else "job"
-        may_open = (claim, job.job_id) not in self._barred and not any(self._waits_before(view))
+        may_open = self._may_open(claim, job.job_id) and not any(self._waits_before(view))
         found = self._find(view, self._kept, may_open=may_open)
         if found is None:
             request = self._board.request(view, avoid=self._kept)
@@ -462,7 +487,7 @@ class SharePlan:
         if given < wanted:
             who = "a replica needs" if wanted - given == 1 else f"{wanted - given} replicas need"
             self.reasons[service_id] = f"waits for room: {self._lacks(share, who, beside=mine, each=each)}"
-            if not mine and ("first", service_id) in self._barred:
+            if not mine and not self._may_open("first", service_id):
                 self.waiting.append(service_id)
                 self.reasons[service_id] += ", and promised deadlines need the whole ones"
         elif given > before:

@@ -30,7 +30,7 @@ from springtide.scheduling.sharing.yielding import (
     asking,
     can_help,
     harmed_by,
-    with_what_replicas_yield,
+    with_what_promises_need,
     with_what_sharers_yield,
     without_harm,
 )
@@ -119,7 +119,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         harms none, the strongest claims first. If then a workload on whole devices lacks some, it may have those on
         which sharers have no more than workers beyond the least of their jobs; one with a stronger claim than best
         effort also those that only best-effort sharers have parts of, as few as it takes; and where a promise would be
-        given up or a guaranteed minimum not met, those of replicas beyond their minimums.
+        lost or a guaranteed minimum not met, all that has a weaker claim makes room.
 
         As long as the inner policy keeps its plan and no other workload lacks anything, all that stays as it was
         answered the last time; what was asked in vain is not asked again for some seconds either way.
@@ -144,22 +144,18 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
             parts, plan = planned(before.barred, before.yielded)
             is_kept = plan.memory is not None and plan.memory is turn.memory
             is_answered = not parts.opened and before.holds(snapshot.now_s, is_kept=is_kept)
-            left = parts.spare.union(parts.weak, parts.on_demand)
-            if is_answered and before.covers(asking(snapshot, parts, plan), left):
+            if is_answered and before.covers(asking(snapshot, parts, plan), parts.spare.union(parts.weak)):
                 return parts, plan, before
         parts, plan = planned(frozenset())
         barred = frozenset[WeakClaim]()
         if parts.opened and can_help(harmed_by(snapshot, parts, plan), plan):
             parts, plan, barred = without_harm(snapshot, parts, plan, parts_of, plan_beside)
         parts, plan, yielded = with_what_sharers_yield(snapshot, parts, plan, partial(planned, barred))
-        if parts.on_demand:
-            more = barred, yielded or _NONE
-            parts, plan, barred, on_demand = with_what_replicas_yield(snapshot, parts, plan, planned, more)
-            yielded = on_demand or yielded
+        parts, plan, barred, yielded = with_what_promises_need(snapshot, parts, plan, planned, (barred, yielded))
         if yielded is None and not barred:
             return parts, plan, None
         answer = Answer(snapshot.now_s, barred, yielded or _NONE)
-        devices = parts.spare.union(parts.weak, parts.on_demand, answer.yielded)
+        devices = parts.spare.union(parts.weak, answer.yielded)
         return parts, plan, answer._replace(lacking=frozenset(asking(snapshot, parts, plan)), devices=devices)
 
     def _one_each(self, snapshot: Snapshot, memory: Any, claims: Claims, decisions: DecisionCache) -> Plan:

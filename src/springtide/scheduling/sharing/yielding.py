@@ -8,7 +8,7 @@ from springtide.core.decision import Plan, Snapshot
 from springtide.core.resources import DeviceId
 from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.replicas import wanted_replicas
-from springtide.scheduling.sharing.plan import WEAK_CLAIMS, SharePlan, WeakClaim
+from springtide.scheduling.sharing.plan import ALL_WEAK, WEAK_CLAIMS, SharePlan, WeakClaim
 
 _NONE: frozenset[DeviceId] = frozenset()
 # How many claims of sharers are tried one by one in a decision where promises leave no room for all of them.
@@ -49,29 +49,34 @@ def with_what_sharers_yield(
     return parts, plan, yielded
 
 
-def with_what_replicas_yield(
+def with_what_promises_need(
     snapshot: Snapshot,
     parts: SharePlan,
     plan: Plan,
     planned: Callable[[frozenset[WeakClaim], frozenset[DeviceId]], tuple[SharePlan, Plan]],
-    before: tuple[frozenset[WeakClaim], frozenset[DeviceId]],
-) -> tuple[SharePlan, Plan, frozenset[WeakClaim], frozenset[DeviceId]]:
-    """The plans in which replicas beyond guaranteed minimums leave devices to promises that would be given up and to
+    before: tuple[frozenset[WeakClaim], frozenset[DeviceId] | None],
+) -> tuple[SharePlan, Plan, frozenset[WeakClaim], frozenset[DeviceId] | None]:
+    """The plans in which all that has a weaker claim leaves devices to promises that would be lost otherwise and to
     guaranteed minimums, as few as it takes; the claims that open nothing then, and all devices that are left.
 
-    `before` are those claims and devices until now. The services that lose a replica open no device for another one.
+    `before` are those claims and devices until now.
     """
-    (barred, yielded), devices = before, parts.on_demand
-    lost = _above_replicas(snapshot, _lacking(snapshot, parts, plan))
-    count, most = 1, len(devices) if lost and can_help(lost, plan) else 0
-    while count <= most:
-        more = yielded.union(devices[:count])
-        closed = barred.union((claim, who) for who in parts.services_on(more) for claim in ("first", "growth"))
-        other_parts, other_plan = planned(closed, more)
-        if _above_replicas(snapshot, _lacking(snapshot, other_parts, other_plan)) < lost:
+    barred, yielded = before
+    lost = lost_promises(snapshot, parts, plan)
+    if not lost or not can_help(lost, plan):
+        return parts, plan, barred, yielded
+    closed, given = barred | {ALL_WEAK}, yielded or _NONE
+    count, strict = 0, planned(closed, given)
+    devices = strict[0].below_promises()
+    if len(devices) > FEW and not lost_promises(snapshot, *planned(closed, given.union(devices))) < lost:
+        return parts, plan, barred, given
+    while count <= len(devices):
+        more = given.union(devices[:count])
+        other_parts, other_plan = planned(closed, more) if count else strict
+        if lost_promises(snapshot, other_parts, other_plan) < lost:
             return other_parts, other_plan, closed, more
-        count = most if count < most < 2 * count else 2 * count
-    return parts, plan, barred, yielded
+        count = len(devices) if count < len(devices) < 2 * count else 2 * count or 1
+    return parts, plan, barred, given
 
 
 def without_harm(
@@ -142,13 +147,9 @@ def _lacking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[Work
 
 def asking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
     """Those lacking something that sharers could leave them: devices of best effort are for stronger claims alone, and
-    those of replicas for claims that are stronger than these."""
-    if not (parts.spare or parts.weak or parts.on_demand):
-        return set()
-    lacking = _lacking(snapshot, parts, plan)
-    if parts.spare:
-        return lacking
-    return _without_best_effort(snapshot, lacking) if parts.weak else _above_replicas(snapshot, lacking)
+    others for promises and guaranteed minimums."""
+    lacking = _lacking(snapshot, parts, plan) if parts.spare or parts.weak else set()
+    return (lacking if parts.spare else _without_best_effort(snapshot, lacking)) | lost_promises(snapshot, parts, plan)
 
 
 def _waiting(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
@@ -170,13 +171,10 @@ def _without_best_effort(snapshot: Snapshot, lacking: set[tuple[WorkloadId, int]
     return {(who, number) for who, number in lacking if who not in weak}
 
 
-def _above_replicas(snapshot: Snapshot, lacking: set[tuple[WorkloadId, int]]) -> set[tuple[WorkloadId, int]]:
-    """Those of `lacking` whose claim is stronger than a replica beyond the guaranteed minimum: promises that would be
-    given up, and replicas of such minimums."""
+def lost_promises(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
+    """The promises that are given up, and the replicas that services lack to their guaranteed minimums."""
     promised = {view.job.job_id for view in snapshot.jobs if view.promise.admitted_at_s is not None}
     least = {view.service.service_id: view.min_replicas for view in snapshot.services}
-    return {
-        (who, number)
-        for who, number in lacking
-        if (number == _IS_LOST and who in promised) or 0 <= number < least.get(who, 0)
-    }
+    lost = {(who, _IS_LOST) for who, claim in plan.claims.items() if claim.code == "given_up" and who in promised}
+    missing = {(who, number) for who, number in _missing_replicas(snapshot, plan) if number < least[who]}
+    return lost | missing | parts.below_minimum() | {(who, _IS_LOST) for who in parts.late()}
