@@ -144,7 +144,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
             parts, plan = planned(before.barred, before.yielded)
             is_kept = plan.memory is not None and plan.memory is turn.memory
             is_answered = not parts.opened and before.holds(snapshot.now_s, is_kept=is_kept)
-            if is_answered and before.covers(asking(snapshot, parts, plan), parts.spare.union(parts.weak)):
+            if is_answered and before.covers(*asking(snapshot, parts, plan)):
                 return parts, plan, before
         parts, plan = planned(frozenset())
         barred = frozenset[WeakClaim]()
@@ -154,9 +154,9 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         parts, plan, barred, yielded = with_what_promises_need(snapshot, parts, plan, planned, (barred, yielded))
         if yielded is None and not barred:
             return parts, plan, None
-        answer = Answer(snapshot.now_s, barred, yielded or _NONE)
-        devices = parts.spare.union(parts.weak, answer.yielded)
-        return parts, plan, answer._replace(lacking=frozenset(asking(snapshot, parts, plan)), devices=devices)
+        lacking, devices = asking(snapshot, parts, plan)
+        given = yielded or _NONE
+        return parts, plan, Answer(snapshot.now_s, barred, given, frozenset(lacking), devices | given)
 
     def _one_each(self, snapshot: Snapshot, memory: Any, claims: Claims, decisions: DecisionCache) -> Plan:
         """The plan where nodes have labels: each workload with a share is limited to it, on a device of its own.

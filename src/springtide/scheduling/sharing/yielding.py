@@ -26,7 +26,7 @@ def with_what_sharers_yield(
 ) -> tuple[SharePlan, Plan, frozenset[DeviceId] | None]:
     """The plans in which sharers leave devices to workloads that lack some and may have them, and these devices; None
     if none were asked for."""
-    if not can_help(asking(snapshot, parts, plan), plan):
+    if not can_help(asking(snapshot, parts, plan)[0], plan):
         return parts, plan, None
     yielded, lacking = _NONE, _lacking(snapshot, parts, plan)
     if len(parts.weak) > FEW:
@@ -145,11 +145,13 @@ def _lacking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[Work
     return _waiting(snapshot, parts, plan) | harmed | _missing_replicas(snapshot, plan)
 
 
-def asking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
-    """Those lacking something that sharers could leave them: devices of best effort are for stronger claims alone, and
-    others for promises and guaranteed minimums."""
+def asking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> tuple[set[tuple[WorkloadId, int]], frozenset[DeviceId]]:
+    """Those lacking something that sharers could leave them, and what these could leave: devices of best effort are for
+    stronger claims alone, and others for promises and guaranteed minimums."""
+    lost = lost_promises(snapshot, parts, plan)
     lacking = _lacking(snapshot, parts, plan) if parts.spare or parts.weak else set()
-    return (lacking if parts.spare else _without_best_effort(snapshot, lacking)) | lost_promises(snapshot, parts, plan)
+    lacking = lacking if parts.spare else _without_best_effort(snapshot, lacking)
+    return lacking | lost, parts.spare.union(parts.weak, parts.below_promises() if lost else ())
 
 
 def _waiting(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
