@@ -382,23 +382,27 @@ class ShareBoard:
         return None
 
     def best_effort_devices(self) -> tuple[DeviceId, ...]:
-        """The devices that only running best-effort jobs have parts of: those of the job that came last first."""
+        """The devices that only running best-effort jobs have parts of, those of the job that came last first; then those on
+        which others have workers beyond the least of their jobs, too."""
         weak = {view.job.job_id for view in self.jobs if not (view.job.goal.is_hard or is_promised(view))}
         found: dict[DeviceId, None] = {}
         for view in reversed(self.jobs):
             for device_id in self.chosen.get(view.job.job_id, ()):
                 if view.job.job_id in self._snapshot.allocations and weak.issuperset(self.ledger.holders(device_id)):
                     found[device_id] = None
+        for device_id in self.below_promises(replicas=False) if weak else ():
+            if not weak.isdisjoint(self.ledger.holders(device_id)):
+                found.setdefault(device_id)
         return tuple(found)
 
-    def below_promises(self) -> tuple[DeviceId, ...]:
-        """The devices of which nobody has a part but best-effort jobs, replicas beyond the minimums of their services
-        and workers beyond the least of their jobs: those that the fewest have first."""
+    def below_promises(self, *, replicas: bool = True) -> tuple[DeviceId, ...]:
+        """The devices of which nobody has a part but best-effort jobs, workers beyond the least of their jobs and, with
+        `replicas`, those beyond the minimums of their services: the devices that the fewest have first."""
         weak = {view.job.job_id for view in self.jobs if not (view.job.goal.is_hard or is_promised(view))}
         beyond: dict[WorkloadId, Sequence[DeviceId]] = {}
         for view in self._snapshot.services:
             who = view.service.service_id
-            beyond[who] = self.chosen.get(who, [])[view.min_replicas * view.service.devices_each :]
+            beyond[who] = self.chosen.get(who, [])[view.min_replicas * view.service.devices_each :] if replicas else ()
         now_s, overheads = self._snapshot.now_s, self._snapshot.overheads
         strong = [view for view in self.jobs if view.job.job_id not in weak and self.chosen.get(view.job.job_id)]
         left = {v.job.job_id: len(self.chosen[v.job.job_id]) - least_workers(v, now_s, overheads) for v in strong}
