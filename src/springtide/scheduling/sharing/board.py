@@ -382,8 +382,8 @@ class ShareBoard:
         return None
 
     def best_effort_devices(self) -> tuple[DeviceId, ...]:
-        """The devices that only running best-effort jobs have parts of, those of the job that came last first; then those on
-        which others have workers beyond the least of their jobs, too."""
+        """The devices that only running best-effort jobs have parts of, those of the job that came last first; then
+        those on which others have workers beyond the least of their jobs, too."""
         weak = {view.job.job_id for view in self.jobs if not (view.job.goal.is_hard or is_promised(view))}
         found: dict[DeviceId, None] = {}
         for view in reversed(self.jobs):
