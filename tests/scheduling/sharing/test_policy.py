@@ -369,6 +369,24 @@ def test_a_part_for_a_first_replica_never_breaks_a_promise_on_whole_devices(dead
     assert [claim.code for claim in sure.claims.values()] == ([] if is_spared else ["given_up"])
 
 
+def test_a_promise_gets_a_device_that_best_effort_and_a_worker_to_spare_have_parts_of():
+    policy, nodes = make_live_policy("springtide"), [make_node("n", 2)]
+    known = {"total_steps": 1000, "profile_steps_per_s": {1: 10.0, 2: 18.0}, "global_batch_size": 32}
+    runs = {"state": JobState.RUNNING, "started_at_s": 0.0}
+    grown = job("grown", SMALL, workers=(1, 2), goal=Goal(deadline_s=5000.0), num_virtual_shards=4, **known)
+    grown = with_fields(grown, **runs, admitted_at_s=0.0, num_replicas=2)
+    beside = with_fields(job("beside", SMALL), **runs, num_replicas=1)
+    other = with_fields(
+        job("other", SMALL, goal=Goal(deadline_s=5000.0), **known), **runs, admitted_at_s=0.0, num_replicas=1
+    )
+    held = {"grown": (["n/0", "n/1"], SMALL), "beside": (["n/1"], SMALL), "other": (["n/0"], SMALL)}
+    urgent = job("urgent", goal=Goal(deadline_s=160.0), **known)
+    plan = decide(policy, [grown, beside, other, urgent], held=held, nodes=nodes)
+    assert places(plan) == {"grown": ["n/0"], "other": ["n/0"], "urgent": ["n/1"]}
+    assert "urgent" in plan.admitted
+    assert plan.reasons["beside"] == "'urgent' needs n/1 as a whole"
+
+
 @pytest.mark.parametrize("share", [None, SMALL], ids=["whole", "part"])
 def test_a_replica_beyond_the_minimum_leaves_its_device_to_a_promise_that_needs_it(share):
     """A job gave a device up since it had time; with fewer it is slower than its profile said."""
