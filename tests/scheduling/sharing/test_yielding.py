@@ -6,6 +6,8 @@ import pytest
 
 from kits.scheduling.drawn_worlds import DrawnWorld
 from kits.simulation.sweeps import part
+from springtide.core.workload import WorkloadId
+from springtide.scheduling.sharing.answer import ALL_WEAK, HOLDS_IN_VAIN_S, HOLDS_S, Answer
 
 NUM_DECISIONS = 14
 
@@ -23,3 +25,11 @@ def test_no_promise_is_given_up_beside_weaker_claims():
     """Many are lost to others as strong, and to jobs that are slower than they were profiled."""
     lost = [DrawnWorld(seed).play(NUM_DECISIONS) for seed in range(10_000, 10_000 + part(10_000, least=500))]
     assert sum(lost) > len(lost) / 20
+
+
+@pytest.mark.parametrize(("claim", "lasts_s"), [(("first", WorkloadId("s")), HOLDS_S), (ALL_WEAK, HOLDS_IN_VAIN_S)])
+def test_that_no_weaker_claim_opens_a_device_is_asked_anew_soon(claim, lasts_s):
+    answer = Answer(100.0, barred=frozenset([claim]))
+    assert answer.holds(100.0 + 0.9 * lasts_s, is_kept=True)
+    assert not answer.holds(100.0 + lasts_s, is_kept=True)
+    assert not answer.holds(100.0, is_kept=False)

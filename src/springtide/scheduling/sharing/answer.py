@@ -11,6 +11,8 @@ from springtide.core.workload import WorkloadId
 # An answer holds for so many seconds at most: what others hold and need changes slowly. One in vain holds for less
 # where the inner policy plans anew: what has changed may be what was lacking.
 HOLDS_S, HOLDS_IN_VAIN_S = 60.0, 10.0
+# Where promises would be lost otherwise: weaker claims open no device, and make room before a promise does.
+ALL_WEAK = ("all", WorkloadId(""))
 # A workload, and the number of the replica that it lacks or what else is lacking (see `policy`).
 Lack = tuple[WorkloadId, int]
 
@@ -29,6 +31,9 @@ class Answer(NamedTuple):
         """Whether it holds still; `is_kept`: beside what was answered, the inner policy keeps its plan."""
         is_in_vain = not (self.barred or self.yielded)
         lasts_s = HOLDS_S if is_kept else HOLDS_IN_VAIN_S if is_in_vain else 0.0
+        if ALL_WEAK in self.barred:
+            # Of the claims that open nothing meanwhile some would harm nobody.
+            lasts_s = min(lasts_s, HOLDS_IN_VAIN_S)
         return self.at_s <= now_s < self.at_s + lasts_s
 
     def covers(self, lacking: Collection[Lack], devices: Collection[DeviceId]) -> bool:

@@ -16,6 +16,7 @@ from springtide.core.shares import MAX_LIMIT, TOLERANCE, Share
 from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.replicas import wanted_replicas
+from springtide.scheduling.sharing.answer import ALL_WEAK
 from springtide.scheduling.sharing.board import Claims, Places, Reach, ShareBoard, in_parts
 from springtide.scheduling.sharing.deadlines import can_promise, fewest_in_time, is_promised, rescued_by, sure_s
 from springtide.scheduling.sharing.packing import Packer, PlacementRequest
@@ -25,8 +26,6 @@ from springtide.scheduling.sharing.words import lacks_text, lacks_together_text,
 # opens beyond those that its deadline needs.
 WEAK_CLAIMS = ("first", "promise", "more", "growth", "job")
 WeakClaim = tuple[str, WorkloadId]
-# Where promises would be lost otherwise: weaker claims open no device, and make room before a promise does.
-ALL_WEAK: WeakClaim = ("all", WorkloadId(""))
 
 
 class SharePlan:

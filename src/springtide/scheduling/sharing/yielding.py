@@ -8,7 +8,8 @@ from springtide.core.decision import Plan, Snapshot
 from springtide.core.resources import DeviceId
 from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.replicas import wanted_replicas
-from springtide.scheduling.sharing.plan import ALL_WEAK, WEAK_CLAIMS, SharePlan, WeakClaim
+from springtide.scheduling.sharing.answer import ALL_WEAK
+from springtide.scheduling.sharing.plan import WEAK_CLAIMS, SharePlan, WeakClaim
 
 _NONE: frozenset[DeviceId] = frozenset()
 # How many claims of sharers are tried one by one in a decision where promises leave no room for all of them.
