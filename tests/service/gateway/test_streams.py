@@ -29,6 +29,7 @@ class Served:
         try:
             for index in range(n):
                 if mode == "wait" and index == 2:
+                    open(place + ".waits", "w").close()
                     while not os.path.exists(place + ".go"):
                         time.sleep(0.005)
                 if mode == "late" and index == 2:
@@ -287,7 +288,7 @@ def test_a_replica_that_is_to_stop_ends_its_streams_first(tmp_path):
             place = tmp_path / "place"
             body = {"n": 4, "mode": "wait", "place": str(place)}
             task = asyncio.create_task(call(harness, body))
-            await harness.until(lambda: harness.gateway._queues["double"].is_busy)
+            await harness.until((tmp_path / "place.waits").exists)
             replica.stop(grace_s=60)
             await harness.until(lambda: harness.gateway._queues["double"].num_ready == 0)
             assert replica.process.poll() is None
