@@ -270,25 +270,6 @@ def test_a_job_with_a_share_opens_no_device_before_one_that_came_earlier():
     assert "waits for room" in plan.reasons["late"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "starts"), [({}, True), ({"goal": Goal(deadline_s=9e9)}, False), ({"elastic": False}, False)]
-)
-def test_a_job_on_parts_starts_on_what_an_elastic_best_effort_job_has_to_spare(fields, starts):
-    policy, nodes = make_live_policy("springtide"), [make_node("n", 2)]
-    whole = job("w", workers=(1, 2), num_virtual_shards=4, **fields)
-    runs = with_fields(whole, state=JobState.RUNNING, started_at_s=0.0, num_replicas=2)
-    held = {"w": (["n/0", "n/1"], None)}
-    plan = decide(policy, [runs, job("t", HALF)], held=held, nodes=nodes)
-    assert len(places(plan)["w"]) == (1 if starts else 2)
-    assert ("t" in plan.allocations) == starts
-    if starts:
-        assert plan.reasons["w"] == "'t' needs a part of one of its devices"
-        # The last one is nobody's to take for best effort.
-        alone = with_fields(whole, state=JobState.RUNNING, started_at_s=0.0, num_replicas=1)
-        plan = decide(policy, [alone, job("t", HALF)], held={"w": (["n/0"], None)}, nodes=[make_node("n", 1)])
-        assert places(plan) == {"w": ["n/0"]}
-
-
 def test_workers_of_a_job_are_on_one_node_where_that_is_possible(policy):
     nodes = [make_node("m", 2), make_node("n", 2)]
     held = {"w": (["m/0"], None)}

@@ -27,9 +27,9 @@ Places = Mapping[WorkloadId, Sequence[DeviceId]]
 Worker = tuple[DeviceId, ...]
 # On so many nodes others are asked to make room for the devices of one worker, at most.
 MOST_NODES = 16
-# How far a claim goes: to workers beyond the least of a job on parts, also of best effort on whole devices, to elastic
-# best effort, to all best effort, also to replicas beyond the minimums of their services.
-Reach = Literal["workers", "spare", "elastic", "all", "replicas"]
+# How far a claim goes: to workers beyond the least of a job, to best effort that can be resized, to all best effort,
+# also to replicas beyond the minimums of their services.
+Reach = Literal["workers", "elastic", "all", "replicas"]
 
 
 class ShareBoard:
@@ -185,9 +185,7 @@ class ShareBoard:
         if found is not None or reach == "workers":
             return found
         if may_open:
-            found = self._claim(request, reach, of_promises=reach != "spare" and not self._spares_promises)
-        if reach == "spare":
-            return found
+            found = self._claim(request, reach, of_promises=not self._spares_promises)
         if found is None:
             found = self._displace(request) or (self._evict_replica(request) if reach == "replicas" else None)
         if found is None and may_open and reach == "replicas":
@@ -239,12 +237,10 @@ class ShareBoard:
             if held is None or held.share is not None or view.job.is_on_functions:
                 continue
             if (is_promised(view) and not of_promises) or (
-                not view.job.elastic and (is_promised(view) or reach in ("spare", "elastic"))
+                not view.job.elastic and (is_promised(view) or reach == "elastic")
             ):
                 continue
             spare = held.num_devices - view.bounds.min_workers
-            if reach == "spare" and (spare < view.job.devices_each or view.job.goal.is_hard):
-                continue
             weak = not is_promised(view), view.job.elastic, spare > 0
             for rank, device_id in enumerate(held.device_ids):
                 if self._may_claim(device_id, request):

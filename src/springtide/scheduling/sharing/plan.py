@@ -384,7 +384,7 @@ class SharePlan:
         found = self._find(view, self._kept, may_open=may_open)
         if found is None:
             request = self._board.request(view, avoid=self._kept)
-            found = self._board.take(request, view.bounds.min_workers, "spare", may_open=may_open)
+            found = self._board.take(request, view.bounds.min_workers, "workers", may_open=may_open)
         refusal = self._refusal(view, found)
         if refusal is not None:
             self.rejected[job.job_id] = refusal
