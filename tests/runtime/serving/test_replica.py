@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -87,12 +88,12 @@ sys.exit(code)
 class Replica:
     """A real replica process with its control plane and a gateway's connection."""
 
-    def __init__(self, tmp_path, **changes):
+    def __init__(self, tmp_path, runner=RUNNER, **changes):
         self.spec = make_spec(tmp_path, **changes)
         self.plane = Plane(tmp_path / "c.sock")
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", RUNNER], stdin=subprocess.PIPE, env=environment
+            [sys.executable, "-W", "error", "-c", runner], stdin=subprocess.PIPE, env=environment
         )
         self.process.stdin.write(msgspec.json.encode(self.spec))
         self.process.stdin.close()
@@ -146,6 +147,49 @@ def test_sigterm_drains_like_a_stop(tmp_path):
         replica.plane.next(Ready)
         replica.process.send_signal(signal.SIGTERM)
         replica.plane.next(Left)
+        assert replica.process.wait(30) == 0
+
+
+# The main thread, which waits for batches, is not interrupted by this.
+SIGTERM_ELSEWHERE = """
+import signal, threading, time
+def later():
+    time.sleep(1.0)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+threading.Thread(target=later, daemon=True).start()
+"""
+
+
+def test_sigterm_on_another_thread_drains_too(tmp_path):
+    with closing(Replica(tmp_path, SIGTERM_ELSEWHERE + RUNNER)) as replica:
+        replica.plane.next(Ready)
+        replica.plane.next(Left)
+        assert replica.process.wait(30) == 0
+
+
+FORKS = """
+import os, signal, threading, time
+def later():
+    child = os.fork() or time.sleep(60)
+    # It has just been born, and forgets what its parent does at a signal.
+    time.sleep(0.5)
+    os.kill(child, signal.SIGTERM)
+    print(os.waitpid(child, 0)[1], flush=True)
+threading.Thread(target=later, daemon=True).start()
+"""
+
+
+def test_sigterm_of_a_process_that_user_code_forked_ends_that_one(tmp_path, capfd):
+    with closing(Replica(tmp_path, FORKS + RUNNER)) as replica:
+        with closing(Gate(replica.plane.next(Ready).address)) as gate:
+            gate.next()
+            until_s = time.monotonic() + 30.0
+            while not (said := capfd.readouterr().out) and time.monotonic() < until_s:
+                time.sleep(0.05)
+            assert said.strip() == str(int(signal.SIGTERM))
+            gate.send(Ping(nonce=1))
+            assert not gate.next().is_draining
+        replica.plane.order(Stop(grace_s=5.0))
         assert replica.process.wait(30) == 0
 
 

@@ -13,6 +13,7 @@ import inspect
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -328,10 +329,7 @@ def run_replica(
         # Orders that arrived before the callback was set.
         stop.handle_order(link.orders.get())
     if threading.current_thread() is threading.main_thread():
-        # On another thread: a signal handler interrupts this one, which may hold the lock that `begin` acquires.
-        signal.signal(
-            signal.SIGTERM, lambda *_: threading.Thread(target=stop.begin, args=(service.grace_s,), daemon=True).start()
-        )
+        _call_at_sigterm(lambda: stop.begin(service.grace_s))
     try:
         with contextlib.ExitStack() as kept:
             server = _load(spec, service, link, guard, kept)
@@ -343,6 +341,38 @@ def run_replica(
         stop.end()
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def _call_at_sigterm(begin: Callable[[], None]) -> None:
+    """Call `begin` on a thread of its own when SIGTERM arrives.
+
+    A handler of Python runs on the main thread once that goes on, which may wait for the next batch: a signal that
+    came a moment before, or on another thread, does not wake it. So the interpreter itself writes to a socket.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+
+    def wait() -> None:
+        # Every signal with a handler of Python is written there, this one twice.
+        while True:
+            if signal.SIGTERM in reader.recv(64):
+                begin()
+
+    def tell(*_: object) -> None:
+        # Code of the user may have put another socket in its place.
+        with contextlib.suppress(BlockingIOError):
+            writer.send(bytes([signal.SIGTERM]))
+
+    def forget() -> None:
+        # A process that the user's code forks ends by itself, and not this one.
+        with contextlib.suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    threading.Thread(target=wait, name="springtide-sigterm", daemon=True).start()
+    os.register_at_fork(after_in_child=forget)
+    signal.signal(signal.SIGTERM, tell)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
 
 
 def _load(
