@@ -325,9 +325,8 @@ def test_a_promised_sharer_keeps_its_place_from_a_share_that_is_made_larger(poli
     assert "s" not in plan.allocations
 
 
-@pytest.mark.parametrize(("deadline_s", "is_spared"), [(600.0, False), (1200.0, True)])
-def test_a_part_for_a_first_replica_never_breaks_a_promise_on_whole_devices(deadline_s, is_spared):
-    policy, nodes = make_live_policy("springtide"), [make_node("n", 2)]
+def promised_on_both(policy, nodes, deadline_s):
+    """A promised job that has run on both of two whole devices for ten seconds, what it holds, and the memory."""
     known = {"total_steps": 10_000, "profile_steps_per_s": {1: 10.0, 2: 18.0}, "num_virtual_shards": 4}
     whole = job("whole", workers=(1, 2), goal=Goal(deadline_s=deadline_s), **known)
     first = decide(policy, [whole], nodes=nodes, now_s=0.0)
@@ -335,8 +334,14 @@ def test_a_part_for_a_first_replica_never_breaks_a_promise_on_whole_devices(dead
     runs = with_fields(
         whole, state=JobState.RUNNING, admitted_at_s=0.0, step=180, progress_at_s=10.0, started_at_s=0.0, num_replicas=2
     )
-    held = {"whole": (first.allocations["whole"].device_ids, None)}
-    plan = decide(policy, [runs], [service("s", SMALL)], held, nodes, first.memory)
+    return runs, {"whole": (first.allocations["whole"].device_ids, None)}, first.memory
+
+
+@pytest.mark.parametrize(("deadline_s", "is_spared"), [(600.0, False), (1200.0, True)])
+def test_a_part_for_a_first_replica_never_breaks_a_promise_on_whole_devices(deadline_s, is_spared):
+    policy, nodes = make_live_policy("springtide"), [make_node("n", 2)]
+    runs, held, memory = promised_on_both(policy, nodes, deadline_s)
+    plan = decide(policy, [runs], [service("s", SMALL)], held, nodes, memory)
     assert plan.future["whole"][-1].end_s <= deadline_s
     if is_spared:
         assert len(plan.allocations["whole"].device_ids) == len(plan.allocations["s"].device_ids) == 1
@@ -346,7 +351,7 @@ def test_a_part_for_a_first_replica_never_breaks_a_promise_on_whole_devices(dead
         assert plan.reasons["s"].endswith("promised deadlines need the whole ones")
         assert plan.claims["s"] == TimeClaim(code="waits_for", at_s=plan.future["whole"][-1].end_s)
     # What is guaranteed was admitted before, or takes what it was promised; that is said.
-    sure = decide(policy, [runs], [service("s", SMALL, min_replicas=1)], held, nodes, first.memory)
+    sure = decide(policy, [runs], [service("s", SMALL, min_replicas=1)], held, nodes, memory)
     assert [claim.code for claim in sure.claims.values()] == ([] if is_spared else ["given_up"])
 
 
@@ -372,18 +377,12 @@ def test_a_promise_gets_a_device_that_best_effort_and_a_worker_to_spare_have_par
 def test_a_replica_beyond_the_minimum_leaves_its_device_to_a_promise_that_needs_it(share):
     """A job gave a device up since it had time; with fewer it is slower than its profile said."""
     policy, nodes = make_live_policy("springtide"), [make_node("n", 2)]
-    known = {"total_steps": 10_000, "profile_steps_per_s": {1: 10.0, 2: 18.0}, "num_virtual_shards": 4}
-    whole = job("whole", workers=(1, 2), goal=Goal(deadline_s=1200.0), **known)
-    first = decide(policy, [whole], nodes=nodes, now_s=0.0)
-    runs = with_fields(
-        whole, state=JobState.RUNNING, admitted_at_s=0.0, step=180, progress_at_s=10.0, started_at_s=0.0, num_replicas=2
-    )
-    held = {"whole": (first.allocations["whole"].device_ids, None)}
-    given = decide(policy, [runs], [service("s", share)], held, nodes, first.memory)
+    runs, held, memory = promised_on_both(policy, nodes, 1200.0)
+    given = decide(policy, [runs], [service("s", share)], held, nodes, memory)
     assert [len(given.allocations[who].device_ids) for who in ("whole", "s")] == [1, 1]
     held = {"whole": (given.allocations["whole"].device_ids, None), "s": (given.allocations["s"].device_ids, share)}
     after = {"step": 400, "equivalent_steps": 400.0, "progress_at_s": 40.0, "num_replicas": 1}
-    slower = with_fields(runs, **after, throughput_samples_per_s={1: 6.0 * whole.job.global_batch_size})
+    slower = with_fields(runs, **after, throughput_samples_per_s={1: 6.0 * runs.job.global_batch_size})
     plan = decide(policy, [slower], [service("s", share, ready=1)], held, nodes, given.memory, now_s=40.0)
     assert len(plan.allocations["whole"].device_ids) == 2
     assert plan.future["whole"][-1].end_s <= 1200.0
@@ -429,15 +428,9 @@ def test_a_promised_job_with_a_part_that_becomes_late_is_told(policy, fields, is
 
 def test_of_two_parts_that_wake_each_takes_only_what_promises_leave():
     policy, nodes = make_live_policy("springtide"), [make_node("n", 2)]
-    known = {"total_steps": 10_000, "profile_steps_per_s": {1: 10.0, 2: 18.0}, "num_virtual_shards": 4}
-    whole = job("whole", workers=(1, 2), goal=Goal(deadline_s=1200.0), **known)
-    first = decide(policy, [whole], nodes=nodes, now_s=0.0)
-    runs = with_fields(
-        whole, state=JobState.RUNNING, admitted_at_s=0.0, step=180, progress_at_s=10.0, started_at_s=0.0, num_replicas=2
-    )
-    held = {"whole": (first.allocations["whole"].device_ids, None)}
+    runs, held, memory = promised_on_both(policy, nodes, 1200.0)
     large = Share(request=0.8, limit=0.8)
-    plan = decide(policy, [runs], [service("a", large), service("b", large)], held, nodes, first.memory)
+    plan = decide(policy, [runs], [service("a", large), service("b", large)], held, nodes, memory)
     assert places(plan).keys() == {"whole", "a"}
     assert plan.future["whole"][-1].end_s <= 1200.0
     assert plan.claims["b"].code == "waits_for"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from springtide.core.decision import Plan, Snapshot
 from springtide.core.resources import DeviceId
@@ -40,14 +40,23 @@ def with_what_sharers_yield(
         if _lacking(snapshot, other_parts, other_plan) < lacking:
             parts, plan, yielded = other_parts, other_plan, parts.spare
     strong = _without_best_effort(snapshot, _lacking(snapshot, parts, plan)) if parts.weak else set()
-    count, most, weak = 1, len(parts.weak) if can_help(strong, plan) else 0, parts.weak
-    while count <= most:
+    weak = parts.weak if can_help(strong, plan) else ()
+    for count in _doubling(len(weak)):
         more = yielded.union(weak[:count])
         other_parts, other_plan = planned(more)
         if _without_best_effort(snapshot, _lacking(snapshot, other_parts, other_plan)) < strong:
             return other_parts, other_plan, more
-        count = most if count < most < 2 * count else 2 * count
     return parts, plan, yielded
+
+
+def _doubling(most: int) -> Iterator[int]:
+    """1, 2, 4 and so on, and `most` at last."""
+    count = 1
+    while count < most:
+        yield count
+        count *= 2
+    if most:
+        yield most
 
 
 def with_what_promises_need(
@@ -67,16 +76,15 @@ def with_what_promises_need(
     if not lost or not can_help(lost, plan):
         return parts, plan, barred, yielded
     closed, given = barred | {ALL_WEAK}, yielded or _NONE
-    count, strict = 0, planned(closed, given)
+    strict = planned(closed, given)
     devices = strict[0].below_promises()
     if len(devices) > FEW and not lost_promises(snapshot, *planned(closed, given.union(devices))) < lost:
         return parts, plan, barred, given
-    while count <= len(devices):
+    for count in (0, *_doubling(len(devices))):
         more = given.union(devices[:count])
         other_parts, other_plan = planned(closed, more) if count else strict
         if lost_promises(snapshot, other_parts, other_plan) < lost:
             return other_parts, other_plan, closed, more
-        count = len(devices) if count < len(devices) < 2 * count else 2 * count or 1
     return parts, plan, barred, given
 
 
