@@ -97,8 +97,10 @@ def test_the_morning_of_a_short_day_is_played_with_and_without_pools() -> None:
             tuple(entry for entry in whole.timed_events if entry[0] < 100.0),
             truths,
         )
-        found = play_stack(stack, morning, world, time.process_time)
+        told = list[str]()
+        found = play_stack(stack, morning, world, time.process_time, tell=told.append)
         assert "error" not in found
+        assert told[0].startswith("day 1 is over after ")
         assert found["deadlines"] > 0
         assert 0.0 < found["slo_attainment"] <= 1.0
         parts = ("machines_usd", "functions_usd", "unmet_usd")

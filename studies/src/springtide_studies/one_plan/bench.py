@@ -136,7 +136,14 @@ class StackRuns:
         rule = batch_rule(stack)
         if rule not in self._worlds:
             self._worlds[rule] = draw_world(self.setting, self._truths, rule)
-        figures = play_stack(stack, self.setting, self._worlds[rule], self._timer, cpu_limit_s=self._cpu_limit_s)
+        figures = play_stack(
+            stack,
+            self.setting,
+            self._worlds[rule],
+            self._timer,
+            cpu_limit_s=self._cpu_limit_s,
+            tell=lambda line: self._tell(f"{stack}: {line}"),
+        )
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_bytes(msgspec.json.encode(figures))

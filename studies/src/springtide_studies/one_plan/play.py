@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from springtide.cli.commands.bench import Tell
 from springtide.core.errors import SpringtideError
 from springtide.core.functions import FunctionMenu
 from springtide.core.ports import Step
@@ -54,18 +55,25 @@ class OutOfTime(SpringtideError):
 
 
 class _Watch:
-    """Counts minimums, and ends a run that takes too long."""
+    """Counts minimums, tells of each day that is over, and ends a run that takes too long."""
 
-    def __init__(self, minimums: Minimums, timer: Callable[[], float], cpu_limit_s: float) -> None:
+    def __init__(
+        self, minimums: Minimums, timer: Callable[[], float], cpu_limit_s: float, day_s: float, tell: Tell | None
+    ) -> None:
         self._minimums = minimums
-        self._timer, self._end_s, self._limit_s = timer, timer() + cpu_limit_s, cpu_limit_s
+        self._timer, self._began_s, self._limit_s = timer, timer(), cpu_limit_s
+        self._day_s, self._days, self._tell = day_s, 0, tell
 
     def begin(self, runs: Mapping[WorkloadId, FluidRun]) -> None:
         self._minimums.begin(runs)
 
     def note(self, step: Step) -> None:
         """Take in one step. Raises OutOfTime."""
-        if self._timer() > self._end_s:
+        cpu_s = self._timer() - self._began_s
+        if self._tell is not None and step.now_s >= (self._days + 1) * self._day_s:
+            self._days = int(step.now_s // self._day_s)
+            self._tell(f"day {self._days} is over after {cpu_s:,.0f} s of CPU")
+        if cpu_s > self._limit_s:
             raise OutOfTime(f"stopped after {self._limit_s:g} s of CPU, at {step.now_s / 3600.0:.1f} h of its time")
         self._minimums.note(step)
 
@@ -80,8 +88,12 @@ def play_stack(
     timer: Callable[[], float],
     *,
     cpu_limit_s: float = math.inf,
+    tell: Tell | None = None,
 ) -> dict[str, Any]:
-    """The figures of one stack (see `figures_of`); `error` in them says why it could not play to the end."""
+    """The figures of one stack (see `figures_of`); `error` in them says why it could not play to the end.
+
+    `tell` takes a line for each day that is over.
+    """
     names = stack.split("/")
     has_pools = any(name.partition(":")[0] in STRATEGY_NAMES for name in names)
     began_s = timer()
@@ -100,7 +112,7 @@ def play_stack(
             timed_events=world.timed_events,
             times=TIMES,
             until_s=setting.until_s,
-            watcher=_Watch(minimums, timer, cpu_limit_s),
+            watcher=_Watch(minimums, timer, cpu_limit_s, setting.day_s, tell),
         )
         journal.close()
     except Exception as error:  # Whatever a stack fails by is a row that says so, and the others are played.
