@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from springtide.cli.commands.bench import Report
-from springtide.core.workload import Goal
+from springtide.core.workload import Goal, ReplicaId
 from springtide_studies.one_plan.bench import MOST_OF_BEST, OURS, best_first, report_of
 from springtide_studies.one_plan.play import DEFAULT, all_stacks, batch_rule, play_stack, price_on_functions, value_usd
-from springtide_studies.one_plan.truth import in_fours, stand_ins
-from springtide_studies.one_plan.world import DrawnWorld, WorldSetting, draw_world
+from springtide_studies.one_plan.truth import MixedSpeeds, in_fours, stand_ins
+from springtide_studies.one_plan.world import MODEL_SPEEDS, DrawnWorld, WorldSetting, draw_world
 
 SHORT = WorldSetting(num_nodes=2, days=1, day_s=1200.0)
 PLAYED = (DEFAULT, "exclusive/two-way/goodput")
@@ -69,6 +69,25 @@ def test_the_world_is_the_same_for_every_stack() -> None:
     assert one.timed_events == other.timed_events
     assert {job.share is None for _, job in one.arrivals} == {True, False}
     assert draw_world(SHORT, truths, "adaptive") == one
+
+
+def test_where_devices_are_mixed_each_job_is_slower_on_slow_ones() -> None:
+    setting, truths = replace(SHORT, is_mixed=True), stand_ins(SHORT.hour_s)
+    assert [node.devices[0].accelerator for node in setting.nodes] == ["fast", "slow"]
+    assert setting.capacity == pytest.approx(8 * 1.45)
+    arrivals = draw_world(setting, truths, "adaptive").arrivals
+    says = next(job for _, job in arrivals if job.profile_steps_per_s)
+    chooses = next(job for _, job in arrivals if not job.profile_steps_per_s)
+    assert chooses.family in truths
+    speeds = MixedSpeeds(truths, 8, model_speeds=MODEL_SPEEDS)
+    for job in (says, chooses):
+        run = speeds.open_run(job, 0.0)
+        run.members, run.placement, run.batch_size = (ReplicaId("w"),), (1,), job.global_batch_size
+        paces = []
+        for model in ("fast", "slow"):
+            run.accelerators = (model,)
+            paces.append(speeds.pace(run).rate)
+        assert paces[1] == pytest.approx(0.45 * paces[0])
 
 
 def test_a_server_of_eight_is_two_of_four() -> None:

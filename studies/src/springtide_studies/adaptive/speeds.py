@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from springtide.core.decision import EMPTY
 from springtide.core.events import ProgressReported
 from springtide.core.workload import TrainingJob, WorkloadId
 from springtide.simulator.fluid.rules import RunSpeed, exact_boundary_s, make_run
@@ -37,13 +38,21 @@ class GoodputSpeeds:
 
     A job's `family` names its application. With `whole_seconds` every epoch ends at a whole second and the nodes of a
     group follow each other in the order of its ranks, as in the published simulator: its runs are reproduced to the
-    second that way.
+    second that way. `model_speeds` has how fast devices of each model are beside those that were measured; workers on
+    different models wait for the slowest.
     """
 
     report_every_s = _REPORT_EVERY_S
 
-    def __init__(self, truths: Mapping[str, AppTruth], *, whole_seconds: bool = False) -> None:
+    def __init__(
+        self,
+        truths: Mapping[str, AppTruth],
+        *,
+        whole_seconds: bool = False,
+        model_speeds: Mapping[str, float] = EMPTY,
+    ) -> None:
         self._truths = truths
+        self._model_speeds = model_speeds
         self._whole_seconds = self.rings_by_rank = whole_seconds
         self._jobs: dict[WorkloadId, _TrueJob] = {}
 
@@ -63,7 +72,7 @@ class GoodputSpeeds:
         split = known.truth.split(_within(run), len(run.members))
         known.split, known.epoch = split, epoch
         gain = known.truth.gain(split.global_batch_size, epoch) / known.worths[epoch]
-        rate = gain / known.truth.total_step_s(run.placement, split)
+        rate = gain / self._total_step_s(run, known)
         efficiency = rate / run.single_steps_per_s if run.single_steps_per_s else 0.0
         fewest = -(-len(run.members) // DEVICES_PER_NODE)
         return RunSpeed(rate, efficiency, known.ends[epoch], len(run.placement) > fewest)
@@ -82,13 +91,20 @@ class GoodputSpeeds:
     def first_report_s(self, run: FluidRun) -> float:
         """A group reports as soon as its first step is done."""
         known = self._jobs[run.job.job_id]
-        return known.truth.total_step_s(run.placement, known.split)
+        return self._total_step_s(run, known)
+
+    def _total_step_s(self, run: FluidRun, known: _TrueJob) -> float:
+        return known.truth.total_step_s(run.placement, known.split) / self._slowest(run)
+
+    def _slowest(self, run: FluidRun) -> float:
+        return min((self._model_speeds.get(model, 1.0) for model in run.accelerators), default=1.0)
 
     def report(self, run: FluidRun) -> ProgressReported:
         """A report of progress, step times and gradient noise."""
         known = self._jobs[run.job.job_id]
         split, truth, job = known.split, known.truth, run.job
-        step_s, sync_s = truth.step_times(run.placement, split.local_batch_size)
+        speed = self._slowest(run)
+        step_s, sync_s = (time_s / speed for time_s in truth.step_times(run.placement, split.local_batch_size))
         grad_sqr, grad_var = truth.noise(split.global_batch_size, known.epoch)
         return ProgressReported(
             job_id=job.job_id,
@@ -97,7 +113,7 @@ class GoodputSpeeds:
             total_steps=job.total_steps or 0,
             world_size=len(run.members),
             epoch=known.epoch,
-            samples_per_s=split.global_batch_size / truth.total_step_s(run.placement, split),
+            samples_per_s=split.global_batch_size / self._total_step_s(run, known),
             progress=run.done_steps,
             total_progress=run.length if job.total_steps is not None else None,
             global_batch_size=split.global_batch_size,

@@ -161,7 +161,11 @@ class StackRuns:
 def _run(options: Mapping[str, Any], tell: Tell) -> Report:
     load_before = machine_load()
     setting = WorldSetting(
-        num_nodes=options["nodes"], days=options["days"], seed=options["seed"], day_s=3600.0 * options["day_hours"]
+        num_nodes=options["nodes"],
+        days=options["days"],
+        seed=options["seed"],
+        day_s=3600.0 * options["day_hours"],
+        is_mixed=options["mixed"],
     )
     data = folder_of(options, "data")
     if data is not None and not (data / "profiles").is_dir():
@@ -201,6 +205,7 @@ BENCH = Bench(
             help="Shorter days, in which everything takes as much less time. [default: 24]",
         ),
         click.Option(["--nodes"], type=click.IntRange(2), default=32, help="Servers of 8 devices. [default: 32]"),
+        click.Option(["--mixed"], is_flag=True, help="Every second server has devices that are 0.45 times as fast."),
         policies_option("These stacks beside the default that pays by use."),
         click.Option(
             ["--screen"],

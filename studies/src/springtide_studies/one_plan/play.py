@@ -20,15 +20,15 @@ from springtide.scheduling.registry import PACKER_NAMES, POLICY_NAMES, STRATEGY_
 from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import DEADLINE_TOLERANCE_S, overhead_rule
 from springtide.simulator.fluid.runs import FluidRun
-from springtide.workloads.cluster import cluster_nodes
 from springtide_studies.adaptive.jobs import BatchRule
 from springtide_studies.funcpipe.model import lambda_profile
 from springtide_studies.jct.play import ADAPTIVE_POLICIES
 from springtide_studies.loans.journal import LoanJournal
 from springtide_studies.loans.minimums import Minimums, minimums_for
 from springtide_studies.loans.play import TIMES, label_nodes
+from springtide_studies.one_plan.held import HeldDevices
 from springtide_studies.one_plan.truth import MixedSpeeds
-from springtide_studies.one_plan.world import DEADLINE_MODELS, DEVICES_PER_NODE, DrawnWorld, WorldSetting
+from springtide_studies.one_plan.world import DEADLINE_MODELS, DEVICES_PER_NODE, MODEL_SPEEDS, DrawnWorld, WorldSetting
 
 # The list price of a V100 (p3.2xlarge, us-east-1, on demand).
 USD_PER_DEVICE_HOUR = 3.06
@@ -55,12 +55,18 @@ class OutOfTime(SpringtideError):
 
 
 class _Watch:
-    """Counts minimums, tells of each day that is over, and ends a run that takes too long."""
+    """Counts minimums and device-seconds, tells of each day that is over, and ends a run that takes too long."""
 
     def __init__(
-        self, minimums: Minimums, timer: Callable[[], float], cpu_limit_s: float, day_s: float, tell: Tell | None
+        self,
+        minimums: Minimums,
+        held: HeldDevices,
+        timer: Callable[[], float],
+        cpu_limit_s: float,
+        day_s: float,
+        tell: Tell | None,
     ) -> None:
-        self._minimums = minimums
+        self._minimums, self._held = minimums, held
         self._timer, self._began_s, self._limit_s = timer, timer(), cpu_limit_s
         self._day_s, self._days, self._tell = day_s, 0, tell
 
@@ -76,6 +82,7 @@ class _Watch:
         if cpu_s > self._limit_s:
             raise OutOfTime(f"stopped after {self._limit_s:g} s of CPU, at {step.now_s / 3600.0:.1f} h of its time")
         self._minimums.note(step)
+        self._held.note(step)
 
     def finish(self, now_s: float) -> None:
         self._minimums.finish(now_s)
@@ -98,36 +105,42 @@ def play_stack(
     has_pools = any(name.partition(":")[0] in STRATEGY_NAMES for name in names)
     began_s = timer()
     try:
-        nodes = cluster_nodes(f"{setting.num_nodes}x{DEVICES_PER_NODE}")
+        nodes = setting.nodes
+        held = HeldDevices(
+            {device.device_id: device.accelerator for node in nodes for device in node.devices}, setting.until_s
+        )
         journal, minimums = LoanJournal(setting.until_s), minimums_for(world.arrivals, TIMES)
         played = play(
             make_live_policy(stack),
             world.arrivals,
             label_nodes(nodes, setting.num_serving) if has_pools else nodes,
             rule=overhead_rule("measured", setting.num_devices),
-            speeds=MixedSpeeds(world.truths, DEVICES_PER_NODE),
+            speeds=MixedSpeeds(world.truths, DEVICES_PER_NODE, model_speeds=MODEL_SPEEDS),
             reports_progress=True,
             keeps_promises=False,
             journal=journal,
             timed_events=world.timed_events,
             times=TIMES,
             until_s=setting.until_s,
-            watcher=_Watch(minimums, timer, cpu_limit_s, setting.day_s, tell),
+            watcher=_Watch(minimums, held, timer, cpu_limit_s, setting.day_s, tell),
         )
         journal.close()
     except Exception as error:  # Whatever a stack fails by is a row that says so, and the others are played.
         return {"stack": stack, "error": f"{type(error).__name__}: {error}", "cpu_s": timer() - began_s}
-    figures = figures_of(played, journal, minimums, setting.until_s)
+    ended_s = max((run.ended_s or 0.0 for run in played.runs.values()), default=0.0)
+    figures = figures_of(played, journal, minimums, held.device_s(max(ended_s, setting.until_s)))
     return {"stack": stack, **figures, "cpu_s": timer() - began_s}
 
 
-def figures_of(played: FluidRunResult, journal: LoanJournal, minimums: Minimums, until_s: float) -> dict[str, Any]:
+def figures_of(
+    played: FluidRunResult, journal: LoanJournal, minimums: Minimums, device_s: Mapping[str, float]
+) -> dict[str, Any]:
     """What the run cost in dollars, and what was done for that.
 
-    `cost_usd` is the sum of `machines_usd` (every device while a job or, up to `until_s`, a service holds a part of
-    it), `functions_usd` (what refused jobs pay there) and `unmet_usd` (the value of deadlines that were not met).
-    `slo_attainment` is the part of the replicas that load and minimums need, over time, that was ready. `missed` says
-    of each deadline that machines did not meet when its job came and what became of it.
+    `cost_usd` is the sum of `machines_usd` (of `device_s`, each model's by its speed), `functions_usd` (what refused
+    jobs pay there) and `unmet_usd` (the value of deadlines that were not met). `slo_attainment` is the part of the
+    replicas that load and minimums need, over time, that was ready. `missed` says of each deadline that machines did
+    not meet when its job came and what became of it.
     """
     runs = list(played.runs.values())
     due = [run for run in runs if run.job.goal.deadline_s is not None]
@@ -135,9 +148,9 @@ def figures_of(played: FluidRunResult, journal: LoanJournal, minimums: Minimums,
     prices = {run.job.job_id: price_on_functions(run.job, run.ended_s or 0.0) for run in due if _is_refused(run)}
     bought = {job_id: usd for job_id, usd in prices.items() if usd is not None}
     unmet = [run for run in due if run not in met and run.job.job_id not in bought]
-    device_s = played.timeline.occupied_s(math.inf if not runs else max(run.ended_s or 0.0 for run in runs))[0]
-    device_s += played.timeline.occupied_s(until_s)[1]
-    machines_usd = device_s / 3600.0 * USD_PER_DEVICE_HOUR
+    machines_usd = (
+        sum(MODEL_SPEEDS.get(model, 1.0) * held_s for model, held_s in device_s.items()) / 3600.0 * USD_PER_DEVICE_HOUR
+    )
     unmet_usd = sum(value_usd(run.job) for run in unmet)
     promised = [run for run in due if run.admitted_s is not None]
     areas = journal.areas

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from springtide.core.decision import EMPTY
 from springtide.core.events import ProgressReported
 from springtide.core.workload import TrainingJob
 from springtide.simulator.fluid.rules import ProfiledSpeeds, RunSpeed, Speeds
@@ -83,14 +84,22 @@ class MixedSpeeds:
     """The speeds of jobs that choose batches, by their truth, and of all others, by their profiles.
 
     A server of eight devices is as fast as two of four side by side: applications were measured on servers of four.
+    `model_speeds` are those of devices of models for which jobs do not say their speed.
     """
 
     rings_by_rank = False
 
-    def __init__(self, truths: Mapping[str, AppTruth], devices_per_node: int, *, report_every_s: float = 300.0) -> None:
+    def __init__(
+        self,
+        truths: Mapping[str, AppTruth],
+        devices_per_node: int,
+        *,
+        report_every_s: float = 300.0,
+        model_speeds: Mapping[str, float] = EMPTY,
+    ) -> None:
         self.report_every_s = report_every_s
         self._truths = truths
-        self._by_truth = GoodputSpeeds(truths)
+        self._by_truth = GoodputSpeeds(truths, model_speeds=model_speeds)
         self._by_profile = ProfiledSpeeds(devices_per_node=devices_per_node)
 
     def _of(self, job: TrainingJob) -> Speeds:

@@ -14,9 +14,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from springtide.core.events import Event, LoadObserved, ServiceDeployed
+from springtide.core.resources import Node
 from springtide.core.shares import Share
 from springtide.core.workload import Entrypoint, Goal, InferenceService, TrainingJob, WorkloadId
 from springtide.simulator.fluid.trace import Arrivals
+from springtide.workloads.cluster import cluster_nodes
 from springtide.workloads.trace import Trace, TraceJob, make_trace
 from springtide_studies.adaptive.jobs import BatchRule, goodput_arrivals
 from springtide_studies.adaptive.truth import AppTruth, compact_placement
@@ -37,6 +39,8 @@ _SHARER_SLACK = (1.2, 4.0)
 DEADLINE_MODELS: Mapping[str, tuple[int, float, float]] = MappingProxyType(
     {"resnet101": (256, 220.0, 0.97), "bert-large": (64, 30.0, 0.93)}
 )
+# Where devices are mixed: the speed of each model, of which half of the servers have one.
+MODEL_SPEEDS: Mapping[str, float] = MappingProxyType({"fast": 1.0, "slow": 0.45})
 _SOURCE = Entrypoint(source_path="world", object_name="fit")
 _SERVING = Entrypoint(source_path="world", object_name="Serve", kind="class")
 # A service that sleeps is visited so often on average, for so long.
@@ -52,12 +56,31 @@ class WorldSetting(msgspec.Struct, frozen=True, kw_only=True):
     """How large the cluster is, for how many days work arrives, and where chance comes from.
 
     In a day of `day_s` seconds everything that is drawn takes as much less time: jobs, the tide, visits of services.
+    With `is_mixed` every second server has devices of a slower model, and less work comes for as much.
     """
 
     num_nodes: int = 32
     days: int = 7
     seed: int = 0
     day_s: float = DAY_S
+    is_mixed: bool = False
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The servers, below one switch."""
+        if not self.is_mixed:
+            return cluster_nodes(f"{self.num_nodes}x{DEVICES_PER_NODE}")
+        return cluster_nodes(",".join(f"1x{DEVICES_PER_NODE}:{self._model_of(n)}" for n in range(self.num_nodes)))
+
+    def _model_of(self, number: int) -> str:
+        return list(MODEL_SPEEDS)[number % len(MODEL_SPEEDS)]
+
+    @property
+    def capacity(self) -> float:
+        """How many devices of the fastest model are as fast as all devices together."""
+        if not self.is_mixed:
+            return float(self.num_devices)
+        return DEVICES_PER_NODE * sum(MODEL_SPEEDS[self._model_of(n)] for n in range(self.num_nodes))
 
     @property
     def num_devices(self) -> int:
@@ -94,7 +117,20 @@ def draw_world(setting: WorldSetting, truths: Mapping[str, AppTruth], batch: Bat
         *_sharers(setting),
     ]
     services = sorted([*_tide(setting), *_sleepers(setting)], key=lambda entry: entry[0])
+    if setting.is_mixed:
+        arrivals = [(at_s, _on_models(job)) for at_s, job in arrivals]
     return DrawnWorld(sorted(arrivals, key=lambda entry: entry[0]), tuple(services), truths)
+
+
+def _on_models(job: TrainingJob) -> TrainingJob:
+    """A job that says its speed says it for every model of device."""
+    if not job.profile_steps_per_s:
+        return job
+    rates = job.profile_steps_per_s.items()
+    return replace(
+        job,
+        profiles={model: {n: rate * speed for n, rate in rates} for model, speed in MODEL_SPEEDS.items()},
+    )
 
 
 def _most(setting: WorldSetting) -> int:
@@ -104,7 +140,7 @@ def _most(setting: WorldSetting) -> int:
 
 def _moments(setting: WorldSetting, stream: int, load: float, mean_hours: float) -> list[float]:
     """Poisson arrivals of jobs that take `mean_hours` of a device each and fill the part `load` of the cluster."""
-    rate_per_s = load * setting.num_devices / (mean_hours * setting.hour_s)
+    rate_per_s = load * setting.capacity / (mean_hours * setting.hour_s)
     seed = int(np.random.SeedSequence([setting.seed, stream]).generate_state(1)[0])
     return [float(at_s) for at_s in draw_poisson(seed, rate_per_s=rate_per_s, duration_s=setting.until_s)]
 
