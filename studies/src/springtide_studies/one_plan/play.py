@@ -26,7 +26,7 @@ from springtide_studies.jct.play import ADAPTIVE_POLICIES
 from springtide_studies.loans.journal import LoanJournal
 from springtide_studies.loans.minimums import Minimums, minimums_for
 from springtide_studies.loans.play import TIMES, label_nodes
-from springtide_studies.one_plan.held import HeldDevices
+from springtide_studies.one_plan.device_seconds import DeviceSeconds
 from springtide_studies.one_plan.truth import MixedSpeeds
 from springtide_studies.one_plan.world import DEADLINE_MODELS, DEVICES_PER_NODE, MODEL_SPEEDS, DrawnWorld, WorldSetting
 
@@ -60,7 +60,7 @@ class _Watch:
     def __init__(
         self,
         minimums: Minimums,
-        held: HeldDevices,
+        held: DeviceSeconds,
         timer: Callable[[], float],
         cpu_limit_s: float,
         day_s: float,
@@ -106,7 +106,7 @@ def play_stack(
     began_s = timer()
     try:
         nodes = setting.nodes
-        held = HeldDevices(
+        held = DeviceSeconds(
             {device.device_id: device.accelerator for node in nodes for device in node.devices}, setting.until_s
         )
         journal, minimums = LoanJournal(setting.until_s), minimums_for(world.arrivals, TIMES)

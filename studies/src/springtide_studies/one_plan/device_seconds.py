@@ -20,7 +20,7 @@ class _Tenants:
     since_s: float = 0.0
 
 
-class HeldDevices:
+class DeviceSeconds:
     """Counts a device, once, while a job or, up to `until_s`, a service holds a part of it.
 
     `models` are those of the devices. Nodes do not fail.

@@ -7,7 +7,7 @@ from springtide.core.events import ReplicaStopped
 from springtide.core.ports import Step
 from springtide.core.resources import DeviceId
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, TrainingJob, WorkloadId
-from springtide_studies.one_plan.held import HeldDevices
+from springtide_studies.one_plan.device_seconds import DeviceSeconds
 
 SOURCE = Entrypoint(source_path="world", object_name="fit")
 JOB = TrainingJob(job_id=WorkloadId("j"), name="j", entrypoint=SOURCE)
@@ -29,7 +29,7 @@ def stopped(name: str) -> ReplicaStopped:
 
 
 def test_a_shared_device_counts_once_and_services_count_until_the_end_of_the_world() -> None:
-    held = HeldDevices({DeviceId("a"): "fast", DeviceId("b"): "slow"}, until_s=100.0)
+    held = DeviceSeconds({DeviceId("a"): "fast", DeviceId("b"): "slow"}, until_s=100.0)
     held.note(Step(now_s=10.0, actions=(start(JOB, 0, "a"), start(SERVICE, 0, "a"), start(SERVICE, 1, "b"))))
     held.note(Step(now_s=30.0, events=(stopped("j-0"),)))
     held.note(Step(now_s=50.0, events=(stopped("s-0"), stopped("s-0"))))
