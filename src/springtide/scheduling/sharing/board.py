@@ -38,7 +38,7 @@ class ShareBoard:
     `chosen` are the devices of each sharer so far, `share` what it holds of each. `displaced` and `evicted` name the
     sharer for which a job of the inner policy loses a device, and for which one with a share has to stop; `shrunk` are
     the jobs with a share that lose a worker. On devices in `yielded` no sharer is put. If `spares_promises`,
-    all that has a weaker claim makes room before a promised job does.
+    all that has a weaker claim makes room before a promised job does. A job is put on devices of its `model_of` alone.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class ShareBoard:
         self.displaced: dict[WorkloadId, str] = {}
         self.evicted: dict[WorkloadId, str] = {}
         self.shrunk: dict[WorkloadId, str] = {}
+        self.model_of: dict[WorkloadId, str] = {}
         # How to take back each change that was made to make room, the last one at the end.
         self._undo: list[Callable[[], object]] = []
 
@@ -109,6 +110,10 @@ class ShareBoard:
         """The devices of one worker of a job. One on several is put where no device of a worker that is there is: it
         could not start before that one has left."""
         each, held = view.job.devices_each, self._snapshot.allocations.get(view.job.job_id)
+        model = self.model_of.get(view.job.job_id)
+        if model is not None:
+            devices = self._snapshot.cluster.accelerator_of
+            avoid = avoid.union([device_id for device_id, other in devices.items() if other != model])
         return PlacementRequest(
             workload_id=view.job.job_id,
             family=view.job.family or view.job.name,

@@ -19,6 +19,7 @@ from springtide.scheduling.replicas import wanted_replicas
 from springtide.scheduling.sharing.answer import ALL_WEAK
 from springtide.scheduling.sharing.board import Claims, Places, Reach, ShareBoard, in_parts
 from springtide.scheduling.sharing.deadlines import can_promise, fewest_in_time, is_promised, rescued_by, sure_s
+from springtide.scheduling.sharing.models import models_for, view_on
 from springtide.scheduling.sharing.packing import Packer, PlacementRequest
 from springtide.scheduling.sharing.words import lacks_text, lacks_together_text, places_text
 
@@ -60,7 +61,11 @@ class SharePlan:
         self._snapshot, self._planned = snapshot, planned
         self._packer = packer
         self.services = tuple([view for view in snapshot.services if view.service.share is not None])
-        self.jobs = tuple([v for v in snapshot.jobs if v.job.share is not None and not v.job.is_on_functions])
+        sharers = [v for v in snapshot.jobs if v.job.share is not None and not v.job.is_on_functions]
+        self._models = models = {v.job.job_id: models_for(snapshot, v, planned.get(v.job.job_id, ())) for v in sharers}
+        self.jobs = tuple([view_on(v, models[v.job.job_id][0]) if models[v.job.job_id] else v for v in sharers])
+        # The same job on each other model that it may be on; for most there is none.
+        self._elsewhere = {v.job.job_id: [(m, view_on(v, m)) for m in models[v.job.job_id][1:]] for v in sharers}
         self.sharers = {view.service.service_id for view in self.services} | {view.job.job_id for view in self.jobs}
         self.allocations: dict[WorkloadId, PoolAllocation] = {}
         self.admitted: dict[WorkloadId, float] = {}
@@ -79,6 +84,7 @@ class SharePlan:
         self._board = ShareBoard(snapshot, packer, claims, self.jobs, share, yielded, spares_promises=self._spares)
         self._share, self._ledger, self._chosen = share, self._board.ledger, self._board.chosen
         self.displaced = self._board.displaced
+        self._board.model_of |= {job_id: each[0] for job_id, each in models.items() if each}
         self._promised = {view.job.job_id for view in self.jobs if is_promised(view)}
         self._started: list[WorkloadId] = []
         self._grown: list[WorkloadId] = []
@@ -152,7 +158,7 @@ class SharePlan:
         for view in self.services:
             self._raise_service(view, view.min_replicas, "least")
         for job in sorted(self.jobs, key=is_promised, reverse=True):
-            self._place_due(job)
+            any(map(self._place_due, self._on_each_model(job)))
         for view in self.services:
             self._raise_service(view, min(1, wanted[view.service.service_id]), "first")
         self._kept = self._keep_for_survivors()
@@ -313,11 +319,23 @@ class SharePlan:
         if claim != "least" and not all(is_open):
             self.opened[(claim, who)] = None
 
-    def _place_due(self, view: JobView) -> None:
-        """Start a job whose deadline is promised, or can be promised on the devices that it gets here."""
+    def _on_each_model(self, view: JobView) -> Iterator[JobView]:
+        """The job as it is on each model of device that it may be on; while one is given, it is placed on that."""
+        yield view
+        first = self._board.model_of.get(view.job.job_id)
+        for model, there in self._elsewhere[view.job.job_id]:
+            if first is not None and not self._chosen.get(view.job.job_id):
+                self._board.model_of[view.job.job_id] = model
+                yield there
+        if first is not None and not self._chosen.get(view.job.job_id):
+            self._board.model_of[view.job.job_id] = first
+
+    def _place_due(self, view: JobView) -> bool:
+        """Start a job whose deadline is promised, or can be promised on the devices that it gets here. Returns whether
+        it is started."""
         job, claim = view.job, ("promise", view.job.job_id)
         if not (is_promised(view) or can_promise(view)) or self._snapshot.allocations.get(job.job_id) is not None:
-            return
+            return False
         count = fewest_in_time(view, self._snapshot.now_s, self._snapshot.overheads)
         before = self._planned.get(job.job_id, ()) if is_promised(view) else ()
         # Its owner may have changed its bounds since.
@@ -325,20 +343,22 @@ class SharePlan:
             may_open = self._may_open(*claim) and (len(before) == count or self._may_open("more", job.job_id))
             if self._board.has_room(view, before, may_open=may_open):
                 self._start(view, claim[0], before)
-                return
+                return True
         most_opened = None if self._may_open("more", job.job_id) else count
         found = self._find(view, frozenset(), may_open=self._may_open(*claim), most_opened=most_opened)
         if found is not None and self._is_in_time(view, sure_s(view, len(found), self._snapshot.overheads)):
             if count is not None and len(found) > count:
                 self._note_opened("more", job.job_id, found)
             self._start(view, claim[0], found)
-            return
+            return True
         if count is not None:
             request = self._board.request(view, avoid=frozenset())
             reach: Reach = "replicas" if is_promised(view) else "all"
             found = self._board.take(request, count, reach, may_open=self._may_open(*claim))
             if found is not None:
                 self._start(view, claim[0], found, after_s=self._snapshot.overheads.change_s)
+                return True
+        return False
 
     def _start(self, view: JobView, claim: str, devices: Sequence[DeviceId], after_s: float = 0.0) -> None:
         """Start a job on these devices, some of which others leave within `after_s`; promise its deadline if it can be
@@ -381,17 +401,23 @@ class SharePlan:
             return
         claim = "promise" if is_promised(view) or can_promise(view) else "job"
         may_open = self._may_open(claim, job.job_id) and not any(self._waits_before(view))
-        found = self._find(view, self._kept, may_open=may_open)
-        if found is None:
-            request = self._board.request(view, avoid=self._kept)
-            found = self._board.take(request, view.bounds.min_workers, "workers", may_open=may_open)
-        refusal = self._refusal(view, found)
-        if refusal is not None:
-            self.rejected[job.job_id] = refusal
-        elif found is None:
-            self.reasons[job.job_id] = f"waits for room: {self._lacks_of(view)}"
+        refusals: list[tuple[bool, Refusal]] = []
+        for there in self._on_each_model(view):
+            found = self._find(there, self._kept, may_open=may_open)
+            if found is None:
+                request = self._board.request(there, avoid=self._kept)
+                found = self._board.take(request, view.bounds.min_workers, "workers", may_open=may_open)
+            refusal = self._refusal(there, found)
+            if refusal is not None:
+                refusals.append((found is None, refusal))
+            elif found is not None:
+                self._start(there, claim, found)
+                return
+        if refusals:
+            # One that says how long it takes where there is room tells more.
+            self.rejected[job.job_id] = min(refusals, key=operator.itemgetter(0))[1]
         else:
-            self._start(view, claim, found)
+            self.reasons[job.job_id] = f"waits for room: {self._lacks_of(view)}"
 
     def _set_job_limits(self) -> None:
         """Set the limits of jobs: their requests, and in equal proportion what the limits of others leave."""
@@ -439,7 +465,7 @@ class SharePlan:
     def _waits_before(self, view: JobView) -> Iterator[WorkloadId]:
         """The jobs that came earlier and wait for whole devices."""
         for other in self._snapshot.jobs:
-            if other is view:
+            if other.job.job_id == view.job.job_id:
                 return
             is_whole = other.job.share is None and not other.job.is_on_functions
             if is_whole and other.job.job_id not in self._snapshot.allocations:
@@ -465,7 +491,11 @@ class SharePlan:
         each = view.job.devices_each
         num = view.bounds.min_workers // each
         who = "a worker needs" if num == 1 else f"{num} workers need"
-        return self._lacks(self._share[view.job.job_id], who, each=each)
+        models, others = self._models[view.job.job_id], list[DeviceId]()
+        if models and len(models) < len(self._snapshot.cluster.accelerators):
+            who = f"on {' or '.join(models)} {who}"
+            others = [at for at, model in self._snapshot.cluster.accelerator_of.items() if model not in models]
+        return self._lacks(self._share[view.job.job_id], who, beside=others, each=each)
 
     def _give(self, who: WorkloadId, devices: Sequence[DeviceId], share: Share, batch: int | None) -> None:
         held = self._snapshot.allocations.get(who)

@@ -199,8 +199,9 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         if share is None or view.job.is_on_functions:
             return view
         request = self.packer.booked(share).request
-        rates = {count: rate * request for count, rate in view.job.profile_steps_per_s.items()}
-        return replace(view, job=replace(view.job, profile_steps_per_s=rates))
+        rates = _times(view.job.profile_steps_per_s, request)
+        profiles = {model: _times(found, request) for model, found in view.job.profiles.items()}
+        return replace(view, job=replace(view.job, profile_steps_per_s=rates, profiles=profiles))
 
 
 def has_shares(snapshot: Snapshot) -> bool:
@@ -231,6 +232,10 @@ def _joined(before: Any, claims: Claims, planned: Places, inner: Any, answer: An
     found["inner"] = inner
     is_same = isinstance(before, Mapping) and before.get("inner") is inner and before == found
     return before if is_same else found
+
+
+def _times(rates: Mapping[int, float], factor: float) -> dict[int, float]:
+    return {count: rate * factor for count, rate in rates.items()}
 
 
 def _in_order(snapshot: Snapshot, allocations: Mapping[WorkloadId, Allocation]) -> dict[WorkloadId, Allocation]:
