@@ -48,6 +48,9 @@ class DrawnWorld:
             snapshot = self._snapshot(self._jobs, self._services, self._held)
             plan = self._policy.decide(snapshot)
             check_plan(snapshot, plan)
+            for who in self._held.keys() & plan.allocations.keys() & self._jobs.keys():
+                is_same = plan.allocations[who].num_devices == self._held[who].num_devices
+                assert is_same or self._jobs[who].job.elastic, f"{who} cannot be resized"
             given_up = self._given_up(plan)
             # Some no number of devices would keep.
             lost = {who for who in given_up if not plan.claims[who].is_certain}

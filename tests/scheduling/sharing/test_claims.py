@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kits.job_parts import with_fields
-from kits.scheduling.sharing_views import decide, job, places, service
+from kits.scheduling.sharing_views import HALF, decide, job, places, service
 from kits.simulation.sweeps import part
 from springtide.core.decision import Overheads, PoolAllocation, Snapshot
 from springtide.core.events import Event, LoadObserved, ServiceDeployed
 from springtide.core.resources import Topology, make_node
 from springtide.core.shares import Share, make_share
 from springtide.core.workload import Goal, JobState
-from springtide.scheduling.registry import make_live_policy
+from springtide.scheduling.registry import make_live_policy, make_policy
 from springtide.simulator.fluid.play import play
 from springtide.simulator.fluid.rules import ProfiledSpeeds, overhead_rule
 
@@ -208,6 +208,28 @@ def test_what_an_ended_job_on_parts_leaves_is_no_loss_for_a_promise():
     plan = decide(make_live_policy("springtide"), [promised], [], {"ended": (["n/1"], PART)}, TWO)
     assert places(plan) == {"whole": ["n/0", "n/1"]}
     assert not plan.claims
+
+
+def test_a_part_of_best_effort_that_cannot_be_resized_stops_as_a_whole_for_a_stronger_claim():
+    fixed = runs(job("best", PART, workers=(1, 2), elastic=False, **SLOW), 2)
+    due_whole = job("whole", goal=Goal(deadline_s=900.0), submitted_at_s=5.0, **KNOWN)
+    plan = decide(make_policy("dilu/elastic"), [fixed, due_whole], held={"best": (["n/0", "n/1"], PART)}, nodes=TWO)
+    assert list(plan.allocations) == ["whole"]
+    assert plan.reasons["best"] == "'whole' needs n/0 as a whole"
+
+
+def test_what_best_effort_is_leaving_for_a_stronger_claim_stays_the_same_device():
+    first, due_whole = runs(job("first", PART, **SLOW), 1), job("whole", goal=Goal(deadline_s=900.0), **KNOWN)
+    held = {"first": (["n/0"], PART), "other": (["n/1"], HALF)}
+    other = runs(job("other", HALF, submitted_at_s=1.0, **SLOW), 1)
+    policy = make_policy("dilu/elastic")
+    plan = decide(policy, [first, other, due_whole], held=held, nodes=TWO)
+    assert places(plan) == {"first": ["n/0"], "whole": ["n/1"]}
+    # One more comes that is beside the first, and of the later ones room is asked first.
+    late = runs(job("late", PART, submitted_at_s=9.0, **SLOW), 1)
+    beside = {**held, "late": (["n/0"], PART)}
+    again = decide(policy, [first, other, due_whole, late], held=beside, nodes=TWO, memory=plan.memory, now_s=11.0)
+    assert places(again) == {"first": ["n/0"], "whole": ["n/1"], "late": ["n/0"]}
 
 
 def test_who_makes_room_stops_as_a_whole_and_what_is_not_used_it_keeps():

@@ -154,6 +154,14 @@ def test_a_share_that_has_grown_too_large_for_its_device_moves(policy):
     assert places(plan) == {"b": ["n/0"], "a": ["n/1"]}
 
 
+def test_beside_a_share_that_has_grown_a_job_that_cannot_be_resized_leaves_all_of_its_devices(policy):
+    pair = with_fields(job("pair", HALF, workers=(2, 2), elastic=False), state=JobState.RUNNING, num_replicas=2)
+    grown = service("a", Share(request=0.7, limit=0.8), ready=1)
+    plan = decide(policy, [pair], [grown], {"pair": (["n/0", "n/1"], HALF), "a": (["n/0"], SMALL)})
+    assert places(plan) == {"a": ["n/0"]}
+    assert plan.reasons["pair"] == "its devices have no room for it any more"
+
+
 def test_replicas_of_one_service_sit_on_devices_of_their_own(policy):
     plan = decide(policy, (), [service("a", Share(request=0.1, limit=0.2), wanted=3)])
     assert len(set(plan.allocations["a"].device_ids)) == 3

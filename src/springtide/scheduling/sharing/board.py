@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from msgspec.structs import replace
 
-from springtide.core.decision import JobView, Snapshot
+from springtide.core.decision import Allocation, JobView, Snapshot
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.shares import Share
 from springtide.core.workload import WorkloadId
@@ -334,7 +334,7 @@ class ShareBoard:
                 if is_free and all(self.ledger.has_room(at, demand) for at in worker):
                     kept += worker
             kept = kept[: most_workers(view)]
-            if len(kept) > len(mine) and len(kept) >= view.bounds.min_workers:
+            if len(kept) > len(mine) and len(kept) >= fewest_left(view, held):
                 self.hold_job(view, kept)
 
     # --- growth -----------------------------------------------------------------------------------------------------
@@ -442,6 +442,11 @@ class ShareBoard:
                 left |= {who: left[who] - each[who] for who in holders}
                 there |= {who: there[who] - each[who] for who in working}
         return frozenset(spare)
+
+
+def fewest_left(view: JobView, held: Allocation) -> int:
+    """With how many of its devices a job goes on where others need some: all, unless it can be resized."""
+    return view.bounds.min_workers if view.job.elastic else held.num_devices
 
 
 def in_parts(devices: Sequence[DeviceId], each: int) -> list[Worker]:

@@ -17,7 +17,7 @@ from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.replicas import wanted_replicas
 from springtide.scheduling.sharing.answer import ALL_WEAK
-from springtide.scheduling.sharing.board import Claims, Places, Reach, ShareBoard, in_parts
+from springtide.scheduling.sharing.board import Claims, Places, Reach, ShareBoard, fewest_left, in_parts
 from springtide.scheduling.sharing.deadlines import can_promise, fewest_in_time, is_promised, rescued_by, sure_s
 from springtide.scheduling.sharing.models import models_for, view_on
 from springtide.scheduling.sharing.packing import Packer, PlacementRequest
@@ -240,11 +240,14 @@ class SharePlan:
         present, each = self._snapshot.cluster.device_set, job.devices_each
         alive = [worker for worker in in_parts(held.device_ids, each) if present.issuperset(worker)]
         left = [worker for worker in alive if self._board.yielded.isdisjoint(worker)]
-        if len(left) < len(alive) and len(left) * each < view.bounds.min_workers:
+        if len(left) < len(alive) and len(left) * each < fewest_left(view, held):
             # What it would have left is not enough: it stops, unless the inner policy leaves it enough.
             return
-        devices = list(itertools.chain.from_iterable(alive))
-        self._board.put(job.job_id, job.family or job.name, devices[: most_workers(view)], each)
+        devices = list(itertools.chain.from_iterable(alive))[: most_workers(view)]
+        self._board.put(job.job_id, job.family or job.name, devices, each)
+        if not job.elastic and len(self._chosen[job.job_id]) < len(devices):
+            # It moves as a whole: with fewer workers it would go on where it has no room any more.
+            self._board.hold_job(view, ())
 
     def _replace_lost(self, view: JobView) -> None:
         """Devices for the successors of workers that a running job has lost; the others go on meanwhile."""

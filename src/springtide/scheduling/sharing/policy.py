@@ -150,7 +150,8 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         barred = frozenset[WeakClaim]()
         if parts.opened and can_help(harmed_by(snapshot, parts, plan), plan):
             parts, plan, barred = without_harm(snapshot, parts, plan, parts_of, plan_beside)
-        parts, plan, yielded = with_what_sharers_yield(snapshot, parts, plan, partial(planned, barred))
+        left = _NONE if before is None else before.yielded
+        parts, plan, yielded = with_what_sharers_yield(snapshot, parts, plan, partial(planned, barred), left)
         parts, plan, barred, yielded = with_what_promises_need(snapshot, parts, plan, planned, (barred, yielded))
         if yielded is None and not barred:
             return parts, plan, None

@@ -23,10 +23,14 @@ _WAITS, _IS_LOST = -1, -2
 
 
 def with_what_sharers_yield(
-    snapshot: Snapshot, parts: SharePlan, plan: Plan, planned: Callable[[frozenset[DeviceId]], tuple[SharePlan, Plan]]
+    snapshot: Snapshot,
+    parts: SharePlan,
+    plan: Plan,
+    planned: Callable[[frozenset[DeviceId]], tuple[SharePlan, Plan]],
+    before: frozenset[DeviceId],
 ) -> tuple[SharePlan, Plan, frozenset[DeviceId] | None]:
     """The plans in which sharers leave devices to workloads that lack some and may have them, and these devices; None
-    if none were asked for."""
+    if none were asked for. Those that were left `before` are the first: some may be on their way out there."""
     if not can_help(asking(snapshot, parts, plan)[0], plan):
         return parts, plan, None
     yielded, lacking = _NONE, _lacking(snapshot, parts, plan)
@@ -40,7 +44,7 @@ def with_what_sharers_yield(
         if _lacking(snapshot, other_parts, other_plan) < lacking:
             parts, plan, yielded = other_parts, other_plan, parts.spare
     strong = _without_best_effort(snapshot, _lacking(snapshot, parts, plan)) if parts.weak else set()
-    weak = parts.weak if can_help(strong, plan) else ()
+    weak = sorted(parts.weak, key=lambda at: at not in before) if can_help(strong, plan) else ()
     for count in _doubling(len(weak)):
         more = yielded.union(weak[:count])
         other_parts, other_plan = planned(more)

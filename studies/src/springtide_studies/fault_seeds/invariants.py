@@ -11,7 +11,7 @@ from springtide.control.controller import Controller
 from springtide.control.records import JobRecord, PlatformState
 from springtide.control.upkeep import STAYS_S
 from springtide.core.actions import EndJob, PreemptJob, ResizeJob, SetShare, StartReplica
-from springtide.core.decision import Plan, Policy, Schedule, Snapshot
+from springtide.core.decision import JobView, Plan, Policy, Schedule, Snapshot
 from springtide.core.events import (
     CheckpointCommitted,
     Event,
@@ -87,6 +87,8 @@ class ClaimsChecked:
         """The policy's plan. Raises InvariantViolation if it claims what is not so."""
         plan = (derived or self.make_derived()).decide(snapshot)
         self._checks.check(snapshot, plan)
+        for view in snapshot.jobs:
+            _check_size(view, snapshot, plan)
         return plan
 
 
@@ -170,7 +172,8 @@ class Invariants:
 
     def _check_survivors(self, step: Step, state: PlatformState, future: Mapping[WorkloadId, Schedule]) -> None:
         """A job at rest that loses a worker trains on with the others, until anything else happens or the policy had
-        planned to decide anew. Only for a promised job that is to start at once are they stopped."""
+        planned to decide anew. Only for a promised job that is to start at once are they stopped, and best effort on
+        parts for any stronger claim on whole devices that waits: what was asked in vain is asked again by time."""
         jobs = {_job_of(event) for event in step.events}
         is_due = self._revisit_at_s is not None and step.now_s >= self._revisit_at_s
         self._revisit_at_s = step.revisit_at_s
@@ -190,7 +193,9 @@ class Invariants:
             self._survivors_of = None
         elif any(isinstance(a, PreemptJob) and a.job_id == self._survivors_of for a in step.actions):
             others = [other for other in state.jobs.live.values() if other is not record]
-            if not any(_starts_as_promised(other, future, step.now_s) for other in others):
+            if not any(
+                _starts_as_promised(other, future, step.now_s) or _is_stronger(other, record) for other in others
+            ):
                 complain("survivors-go-on", f"{self._survivors_of} lost a worker, and the others are stopped as well")
             self._survivors_of = None
         elif any(isinstance(a, StartReplica) and a.workload_id != self._survivors_of for a in step.actions):
@@ -373,6 +378,15 @@ class Invariants:
                 complain("right-end", f"{job.workload_id} FAILED without cause: {job.lifecycle.reason.text}")
 
 
+def _check_size(view: JobView, snapshot: Snapshot, plan: Plan) -> None:
+    """A running job that cannot be resized keeps all of its devices or stops: it would hold the others, too."""
+    held, given = snapshot.allocations.get(view.job.job_id), plan.allocations.get(view.job.job_id)
+    if view.job.elastic or view.state is not JobState.RUNNING or held is None or given is None:
+        return
+    if given.num_devices < held.num_devices and snapshot.cluster.device_set.issuperset(held.device_ids):
+        complain("size-kept", f"{view.job.job_id} holds {held.device_ids} and is planned on {given.device_ids}")
+
+
 def _is_at_rest(record: JobRecord) -> bool:
     """Whether the job trains and nothing that was decided about it is still to come."""
     return (
@@ -392,6 +406,12 @@ def _starts_as_promised(record: JobRecord, future: Mapping[WorkloadId, Schedule]
         run.start_s <= now_s < run.end_s and run.num_devices > len(record.replicas) * record.job.devices_each
         for run in runs
     )
+
+
+def _is_stronger(other: JobRecord, record: JobRecord) -> bool:
+    """Whether this job waits for whole devices with a stronger claim than the other has on its parts of some."""
+    is_best_effort = record.job.share is not None and not record.job.goal.is_hard
+    return is_best_effort and other.job.share is None and other.job.goal.is_hard and not other.replicas
 
 
 def _job_of(event: Event) -> WorkloadId | None:
