@@ -8,7 +8,7 @@ import pytest
 
 from springtide.control.controller import Controller
 from springtide.core import events
-from springtide.core.decision import Plan, PoolAllocation, Refusal, Snapshot
+from springtide.core.decision import Plan, PoolAllocation, Refusal, Snapshot, TimeClaim
 from springtide.core.events import Event
 from springtide.core.resources import DeviceId, make_node
 from springtide.core.workload import Entrypoint, InferenceService, JobState, TrainingJob, WorkloadId
@@ -23,6 +23,8 @@ class Wanted:
         self.wish: dict[str, list[str]] = {}
         self.refuse: dict[str, str] = {}
         self.batch: dict[str, int] = {}
+        self.why: dict[str, str] = {}
+        self.claims: dict[str, TimeClaim] = {}
 
     def decide(self, snapshot: Snapshot) -> Plan:
         present = {view.job.job_id for view in snapshot.jobs} | {view.service.service_id for view in snapshot.services}
@@ -35,6 +37,8 @@ class Wanted:
                 if name in present
             },
             rejected={WorkloadId(name): Refusal(reason=why) for name, why in self.refuse.items() if name in present},
+            reasons={WorkloadId(name): why for name, why in self.why.items() if name in present},
+            claims={WorkloadId(name): claim for name, claim in self.claims.items() if name in present},
         )
 
 

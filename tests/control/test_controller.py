@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from springtide.core import events
-from springtide.core.decision import Plan, PoolAllocation
+from springtide.core.decision import Plan, PoolAllocation, TimeClaim
 from springtide.core.errors import PolicyError
 from springtide.core.resources import HostResources, NodeRoom, make_node
 from springtide.core.workload import JobState
@@ -40,6 +40,30 @@ def test_growth_warms_the_joiners_first_and_switches_once_for_all(stage):
     assert stage.tell() == [], "nothing changes while the switch is under way"
     stage.resized("a", step=7)
     assert stage.job("a").changes.num_resizes == 1
+
+
+def test_growth_and_moves_say_why_they_began_whatever_the_policy_says_of_them_since(stage):
+    """While joiners warm, the policy sees them among what the job holds, and may say something else, or nothing."""
+    stage.running("j", "0")
+    stage.policy.why = {"j": "idle devices: it ends earlier"}
+    stage.want(j="01")
+    stage.tell()
+    stage.policy.why = {}
+    assert stage.ready("j", 1) == ["resize j g2 to j.0,j.1"]
+    assert stage.job("j").reason == "resized 1 -> 2 (idle devices: it ends earlier)"
+    stage.resized("j")
+    stage.want(j="0")
+    stage.tell()
+    stage.resized("j", direction="shrink")
+    stage.tell(events.ReplicaStopped(workload_id="j", replica_id="j.1"))
+    stage.policy.why = {"j": "moved, so that another job has a block"}
+    stage.want(j="2")
+    stage.tell()
+    stage.policy.why = {"j": "others need devices, too"}
+    stage.ready("j", 2)
+    assert stage.job("j").reason == "moving 1 -> 1 (moved, so that another job has a block)"
+    assert stage.resized("j") == ["resize j g5 to j.2"]
+    assert stage.job("j").reason == "resized 1 -> 1 (moved, so that another job has a block)"
 
 
 def test_a_device_is_granted_only_after_its_holder_gave_it_back(stage, job):
@@ -332,6 +356,22 @@ def test_a_running_inelastic_job_cannot_be_scaled_a_waiting_one_can(stage, job):
     stage.tell(events.JobSubmitted(job=job("b", elastic=False, min_workers=2, max_workers=2)))
     stage.tell(events.ScaleRequested(workload_id="b", minimum=1, maximum=3))
     assert (stage.job("b").bounds.min_workers, stage.job("b").bounds.max_workers) == (3, 3)
+
+
+def test_a_running_job_that_is_in_time_again_says_so_and_nothing_of_its_time_replaces_why_it_changes(stage):
+    stage.running("j", "01")
+    stage.policy.why = {"j": "behind its plan"}
+    stage.policy.claims = {"j": TimeClaim(code="given_up")}
+    stage.tell()
+    assert stage.job("j").reason == "behind its plan"
+    stage.policy.why = {"j": "kept as planned now"}
+    stage.policy.claims = {"j": TimeClaim(code="kept_in_time", at_s=9.0)}
+    stage.tell()
+    assert stage.job("j").reason == "kept as planned now"
+    stage.policy.why = {"j": "others gain more"}
+    stage.want(j="0")
+    stage.tell()
+    assert stage.job("j").reason == "resized 2 -> 1 (others gain more)"
 
 
 def test_a_broken_policy_is_told_and_everyone_keeps_what_they_hold(stage, job):

@@ -8,6 +8,7 @@ from springtide.control.controller import Controller
 from springtide.control.records import ServiceState
 from springtide.control.snapshot_views import view_service
 from springtide.core import events
+from springtide.core.actions import StartReplica
 from springtide.core.workload import Entrypoint, ReleaseTerms
 from springtide.scheduling.replicas import wanted_replicas
 
@@ -55,6 +56,21 @@ def with_old(stage, deploy, **options):
     stage.ready("s", 0)
     stage.want(s="01")
     return stage
+
+
+def test_replicas_of_a_new_revision_say_so_and_not_that_the_load_asks_for_them(stage, deploy):
+    """To a policy, a release looks like load that asks for more replicas."""
+    stage.want(s="01")
+    deploy(OLD, min_replicas=2, max_replicas=2)
+    stage.ready("s", 0, 1)
+    stage.policy.why = {"s": "its load asks for 3 (0 in flight, 17 queued)"}
+    stage.want(s="012")
+    deploy(NEW, min_replicas=2, max_replicas=2)
+    stage.ready("s", 2)
+    stopped(stage, 1)
+    started = [action for step in stage.steps for action in step.actions if isinstance(action, StartReplica)]
+    told = [action.reason for action in started[2:]]
+    assert told == ["revision 2 starts beside revision 1", "revision 2 replaces an older one"]
 
 
 def test_the_old_revision_answers_until_the_new_one_is_ready(old, deploy):
@@ -143,7 +159,7 @@ def test_a_new_revision_that_hangs_is_given_up_and_the_old_replica_stays(stage, 
     assert record.state is ServiceState.READY
     old.want(s="0")
     assert stopped(old, 1) == []
-    assert served(old).reason == "1 of 2 replicas ready; revision 2 was rolled back: s.1 was not ready within 1m00"
+    assert served(old).reason == "1 of 1 replicas ready; revision 2 was rolled back: s.1 was not ready within 1m00"
     assert [(each.service.revision, each.state) for each in record.past] == [(2, "failed")]
     old.want(s="01")
     assert deploy(NEWER, max_replicas=2) == ["start s.2 on n/1 g3"], "no number comes twice"

@@ -93,7 +93,7 @@ def test_a_job_with_several_devices_each_says_so_beside_its_workers(tmp_path: Pa
 def test_what_stalls_or_has_no_finite_loss_has_a_badge(tmp_path: Path) -> None:
     status = busy_status()
     changes = {
-        "digits-3f2a": {"stalled_since_s": status.now_s - 720.0},
+        "digits-3f2a": {"stalled_since_s": status.now_s - 720.0, "eta_s": None},
         "gpt-91bc": {"stalled_since_s": status.now_s - 720.0, "is_diverged": True, "loss": None},
         "warmup-0c11": {"is_diverged": True, "loss": None},
     }
@@ -111,6 +111,7 @@ def test_what_stalls_or_has_no_finite_loss_has_a_badge(tmp_path: Path) -> None:
         ]
         assert badges(browser, "#services") == [f"{service.service_id} {service.state} ROLLED BACK"]
         assert "not finite" in text(browser, "#jobs")
+        assert text(browser, "#jobs").count("waiting") == 1, "what has run is not said to wait since it was submitted"
         # It goes with what it tells of.
         double.status = status
         browser.wait_for("document.querySelectorAll('#jobs .badge').length === 0")

@@ -135,3 +135,8 @@ def test_the_names_are_those_of_the_product_and_of_what_is_installed():
     assert POLICY_NAMES[:6] == ("springtide", "elastic", "edf", "fifo", "elasticflow", "elasticflow-artifact")
     assert STRATEGY_NAMES == ("tide", "two-way", "one-way", "dedicated")
     assert PACKER_NAMES == ("dilu", "infless-l", "infless-r", "fast-gs", "exclusive")
+
+
+def test_a_parameter_that_no_name_can_hold_says_so():
+    with pytest.raises(InvalidRequest, match="takes hooks from Python only"):
+        check_policy_name("elasticflow:hooks=quota")

@@ -241,7 +241,9 @@ def with_service_state(record: ServiceRecord) -> ServiceRecord:
         return record
     state, reason = ServiceState.IDLE, "no replica: scaled to zero until the next request"
     if num_ready:
-        state, reason = ServiceState.READY, f"{num_ready} of {record.max_replicas} replicas ready"
+        # Of those that are there or are guaranteed: it may have more, and needs none of these now.
+        num_due = max(record.min_replicas, num_ready + num_starting)
+        state, reason = ServiceState.READY, f"{num_ready} of {num_due} replicas ready"
         if record.old_revision is not None:
             reason += f"; revision {record.service.revision} replaces the replicas of revision {record.old_revision}"
     elif num_starting:
@@ -269,6 +271,7 @@ def with_new_replicas(record: Record, started: Sequence[StartReplica], now_s: fl
             restore=action.restore,
             share=action.share,
             more_devices=action.more_devices,
+            why="" if action.change is None else action.change.why,
         )
         for action in started
     )

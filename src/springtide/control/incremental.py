@@ -126,7 +126,9 @@ def _of_job(record: JobRecord, plan: Plan, topology: Topology) -> str:
     if record.lifecycle.state.is_terminal:
         return ""
     claim = plan.claims.get(record.workload_id)
-    if claim is not None and claim.code == "given_up":
+    if claim is not None and (
+        claim.code == "given_up" or (claim.code == "kept_in_time" and _is_untouched(record, plan))
+    ):
         return plan.reasons.get(record.workload_id, "")
     if record.replicas:
         return ""
@@ -138,6 +140,15 @@ def _of_job(record: JobRecord, plan: Plan, topology: Topology) -> str:
         if least > num_devices and not is_told:
             return f"needs at least {least} devices, and the platform has {num_devices}"
     return plan.no_room.get(record.workload_id) or plan.reasons.get(record.workload_id, "")
+
+
+def _is_untouched(record: JobRecord, plan: Plan) -> bool:
+    """Whether the job holds what it is to have, and its reason is not why its group was changed last: what the policy
+    says of its time then replaces that its promise was given up."""
+    wanted = plan.allocations.get(record.workload_id)
+    if wanted is None or record.lifecycle.reason.change is not None:
+        return False
+    return wanted.num_devices == sum(len(replica.device_ids) for replica in record.replicas)
 
 
 def _of_service(record: ServiceRecord, plan: Plan) -> str:

@@ -261,7 +261,8 @@ def _form_first_group(
     if not wanted or record.bounds.is_paused or now_s < record.restarts.starts_at_s or len(free) < len(wanted):
         return []
     reason = why or f"starting on {workers_text(len(free))}"
-    return _start(record, free, record.group.generation + 1, reason, allocation.share, chosen)
+    begun = None if chosen is None else GroupChange(code="start", after=len(free), why=reason, chosen=chosen)
+    return _start(record, free, record.group.generation + 1, reason, allocation.share, begun)
 
 
 def _start(
@@ -270,10 +271,9 @@ def _start(
     generation: int,
     reason: str,
     share: Share | None,
-    chosen: ChosenPlan | None = None,
+    change: GroupChange | None,
 ) -> list[Action]:
     job, is_fresh = record.job, generation > record.group.generation
-    change = None if chosen is None else GroupChange(code="start", after=len(devices), why=reason, chosen=chosen)
     return [
         StartReplica(
             workload=job,
@@ -369,14 +369,16 @@ def _resize(
     joiners = [r for r in joiners if r.device_id in wanted and not r.is_hung]
     if free and now_s >= record.restarts.grows_at_s:
         reason = why or f"growing to {workers_text(len(wanted))}"
-        actions += _start(record, free, record.group.generation, reason, allocation.share)
-        return actions
+        begun = GroupChange(code="resize", before=len(members), after=len(wanted), why=why)
+        return actions + _start(record, free, record.group.generation, reason, allocation.share, begun)
     keep = [r for r in members if r.device_id in wanted]
     ready = [r for r in joiners if r.state is ReplicaState.READY]
     is_warming = len(ready) < len(joiners)
     leaves = len(keep) < len(members)
+    # What the policy says now is of the plan that began when the joiners were started: they are among what it holds.
+    why_begun = _why_started(ready) or why
     if leaves and not keep:
-        return actions + (_move(record, members, ready, batch, why) if len(ready) == len(wanted) else [])
+        return actions + (_move(record, members, ready, batch, why_begun) if len(ready) == len(wanted) else [])
     # Growth alone waits until every joiner is warm: one switch for all. A shrink frees devices for others, so at once.
     changes = leaves or (bool(ready) and not is_warming)
     if not changes and (batch == record.batch_size or joiners):
@@ -385,8 +387,18 @@ def _resize(
     if not changes:
         change = GroupChange(code="batch", before=record.batch_size, after=batch, why=why)
         return [*actions, _change(record, keep, batch, change)]
-    change = GroupChange(code="resize", before=len(members), after=len(keep) + len(ready), why=why)
+    before, after = len(members), len(keep) + len(ready)
+    change = GroupChange(code="resize", before=before, after=after, why=why_begun if after >= before else why)
+    last = record.lifecycle.reason.change
+    if last is not None and last.code == "move" and after == last.after:
+        # The second half of a move: the old member leaves that has carried the state.
+        change = replace(last, code="resize")
     return [*actions, _change(record, (*keep, *ready), batch, change)]
+
+
+def _why_started(joiners: Sequence[ReplicaRecord]) -> str:
+    """Why these workers were started, where the policy had said it."""
+    return next((joiner.why for joiner in joiners if joiner.why), "")
 
 
 def _move(

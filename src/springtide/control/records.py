@@ -63,7 +63,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     long each phase of its start took, in seconds. `is_hung` says that it was not ready in time and is to be ended.
     `device_seen` is the name of the device that it found there, if its container's platform has chosen that.
     `held_up_by` is what its start waits for on the platform where it is to run; `began_at_s` is when such a wait ended,
-    or when it became one that only a person can end (`is_stuck`).
+    or when it became one that only a person can end (`is_stuck`). `why` is the policy's reason for the change of the
+    group for which it was started.
     """
 
     replica_id: ReplicaId
@@ -83,6 +84,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_stuck: bool = False
     began_at_s: float | None = None
     more_devices: tuple[DeviceId, ...] = ()
+    why: str = ""
 
     @property
     def is_ready(self) -> bool:

@@ -208,6 +208,8 @@ def _convert(name: str, key: str, text: str, kind: Any) -> Any:
         return convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"the policy {name} does not take {key}={text}: {error}") from error
+    except TypeError as error:
+        raise InvalidRequest(f"the policy {name} takes {key} from Python only, not in its name") from error
 
 
 def _known(parameters: Mapping[str, inspect.Parameter]) -> str:

@@ -10,7 +10,15 @@ from msgspec.structs import replace
 
 from springtide.cli.doctor.machine import check_cluster
 from springtide.cli.tables.columns import shorten, slack
-from springtide.cli.tables.statuses import final_line, job_details, jobs_table, progress_line, services_table
+from springtide.cli.tables.statuses import (
+    final_line,
+    job_details,
+    jobs_table,
+    progress_line,
+    promise_line,
+    services_table,
+)
+from springtide.core.decision import PromiseCondition
 from springtide.core.status.platform import JobStatus, ReplicaStatus, ServiceStatus
 from springtide.core.status.pods import ClusterStatus, PodStatus
 
@@ -47,6 +55,15 @@ def test_an_ended_job_says_how_its_deadline_went(make_job: MakeJob) -> None:
     assert "speed" not in met
     assert "missed by 21.0 s" in job_details(make_job(state="SUCCEEDED", ended_at_s=621.0), now_s=700.0)
     assert "ended 2m01 before it" in job_details(make_job(state="CANCELLED", ended_at_s=479.0), now_s=500.0)
+
+
+def test_a_submission_says_whether_its_deadline_is_promised(make_job: MakeJob) -> None:
+    job = make_job(submitted_at_s=100.0, deadline_at_s=400.0)
+    assert promise_line(replace(job, is_promised=True)) == "  its deadline in 5m00 is promised"
+    assert promise_line(replace(job, is_promised=False)) == "  its deadline in 5m00 is aimed at, not promised"
+    unknown = replace(job, is_promised=False, promised_if=PromiseCondition(step_s=0.5, num_workers=1))
+    assert "is promised once its speed is measured, if a step takes <= 0.5 s" in promise_line(unknown)
+    assert not promise_line(replace(job, deadline_at_s=None))
 
 
 def test_the_table_is_cut_to_the_terminal(make_job: MakeJob) -> None:

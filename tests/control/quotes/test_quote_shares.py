@@ -79,7 +79,7 @@ def test_what_it_waits_for_is_said_and_counts_before_its_range():
     assert answer.finish_s.p10 == pytest.approx(waits_s + 0.9 * 600 / 0.8, abs=2.0)
     assert answer.finish_s.p90 == pytest.approx(1.1 * (waits_s + 600 / 0.4), abs=2.0)
     assert any("waits for room" in line for line in answer.evidence)
-    assert any("held: 0.7 held by 'old'" in line for line in answer.evidence)
+    assert any("free now: 0.7 held by 'old'" in line for line in answer.evidence)
 
 
 def test_a_small_part_starts_at_once_beside_others():
@@ -102,7 +102,7 @@ def test_holders_of_parts_are_told_by_what_they_hold():
     controller = sharing(devices=2)
     controller.step(0.0, [ServiceDeployed(service=service)])
     answer = ask(controller, training_job(minutes=10, most=1))
-    assert any("0 of 2 devices free now; held: 2 x 0.25 held by 'answers'" in line for line in answer.evidence)
+    assert any("0 of 2 devices free now: 2 x 0.25 held by 'answers'" in line for line in answer.evidence)
 
 
 def test_a_forecast_uses_guaranteed_speeds():

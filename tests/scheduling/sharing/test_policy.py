@@ -333,10 +333,10 @@ def test_a_promised_sharer_keeps_its_place_from_a_share_that_is_made_larger(poli
     assert "s" not in plan.allocations
 
 
-def promised_on_both(policy, nodes, deadline_s):
+def promised_on_both(policy, nodes, deadline_s, least=1):
     """A promised job that has run on both of two whole devices for ten seconds, what it holds, and the memory."""
     known = {"total_steps": 10_000, "profile_steps_per_s": {1: 10.0, 2: 18.0}, "num_virtual_shards": 4}
-    whole = job("whole", workers=(1, 2), goal=Goal(deadline_s=deadline_s), **known)
+    whole = job("whole", workers=(least, 2), goal=Goal(deadline_s=deadline_s), **known)
     first = decide(policy, [whole], nodes=nodes, now_s=0.0)
     assert len(first.allocations["whole"].device_ids) == 2
     runs = with_fields(
@@ -356,11 +356,30 @@ def test_a_part_for_a_first_replica_never_breaks_a_promise_on_whole_devices(dead
         assert not plan.claims
     else:
         assert "s" not in plan.allocations
-        assert plan.reasons["s"].endswith("promised deadlines need the whole ones")
+        assert "promised deadlines need the whole ones ('" in plan.reasons["s"]
         assert plan.claims["s"] == TimeClaim(code="waits_for", at_s=plan.future["whole"][-1].end_s)
     # What is guaranteed was admitted before, or takes what it was promised; that is said.
     sure = decide(policy, [runs], [service("s", SMALL, min_replicas=1)], held, nodes, memory)
     assert [claim.code for claim in sure.claims.values()] == ([] if is_spared else ["given_up"])
+
+
+@pytest.mark.parametrize("share", [None, SMALL], ids=["whole", "part"])
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_first_replica_never_stops_a_promised_job_that_is_late(share, least):
+    """It is slower than its profile says: late, but not by much as long as it runs."""
+    policy, nodes = make_live_policy("springtide"), [make_node("n", 2)]
+    runs, held, memory = promised_on_both(policy, nodes, 600.0, least)
+    after = {"step": 1600, "equivalent_steps": 1600.0, "progress_at_s": 100.0}
+    late = with_fields(runs, **after, throughput_samples_per_s={2: 16.0 * runs.job.global_batch_size})
+    alone = decide(policy, [late], [], held, nodes, memory, now_s=100.0)
+    plan = decide(policy, [late], [service("s", share)], held, nodes, alone.memory, now_s=101.0)
+    assert alone.claims["whole"].code == plan.claims["whole"].code == "given_up"
+    assert len(plan.allocations["whole"].device_ids) == least
+    assert ("s" in plan.allocations) == (least == 1)
+    if least == 2:
+        assert "promised deadlines need" in plan.reasons["s"]
+        assert "('whole' has 2)" in plan.reasons["s"]
+        assert plan.claims["s"].at_s == plan.future["whole"][-1].end_s
 
 
 def test_a_promise_gets_a_device_that_best_effort_and_a_worker_to_spare_have_parts_of():

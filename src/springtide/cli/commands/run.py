@@ -25,7 +25,7 @@ from springtide.cli.jobs.profiled import check_profile, profiled_request
 from springtide.cli.jobs.progress import JobWatcher, can_redraw, display, follow, follow_script
 from springtide.cli.session import Session, common_options, refuse
 from springtide.cli.tables.shares import held_line
-from springtide.cli.tables.statuses import final_line
+from springtide.cli.tables.statuses import final_line, promise_line
 from springtide.cli.tables.story import num_workers_over_time, workers_text
 from springtide.client.folders.send import submit_with_folder
 from springtide.client.functions import quote_job, submit_job
@@ -86,6 +86,7 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
         raise click.exceptions.Exit(1)
     if options["detach"]:
         told = (
+            promise_line(job),
             held_line(job.share, job.enforced, job.devices_each).rstrip("\n"),
             job.place_reason and f"  {job.place_reason}",
         )

@@ -285,6 +285,16 @@ def deadline_text(job: JobStatus, now_s: float | None = None) -> str:
     return f"in {format_duration(left_s)}" if left_s >= 0 else f"{format_duration(-left_s)} ago"
 
 
+def promise_line(job: JobStatus) -> str:
+    """Whether the deadline of a job that was just submitted is promised, or what that waits for; empty without one."""
+    if job.deadline_at_s is None:
+        return ""
+    if job.promised_if is not None:
+        return f"  {job.promised_if.text()}"
+    told = "promised" if job.is_promised else "aimed at, not promised"
+    return f"  its deadline in {format_duration(job.deadline_at_s - job.submitted_at_s)} is {told}"
+
+
 def final_line(job: JobStatus, workers: str = "", pauses_s: Sequence[float] = ()) -> str:
     """How a job ended: time, deadline, workers over time with the pauses of resizes, artifact."""
     took = (

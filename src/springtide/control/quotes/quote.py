@@ -326,7 +326,7 @@ class _QuoteBuilder:
             lines.append(f"speed ({self._spread.source}): {speeds} {unit}/s by number of workers{part}")
             lines.append(f"{answer.view.total_steps} steps{'' if self._job.has_own_batch else f' of {batch} samples'}")
         total = self._pools.num_devices
-        lines.append(f"{self._pools.num_free()} of {total} devices free now{self._holders('; held: ', '')}")
+        lines.append(f"{self._pools.num_free()} of {total} devices free now{self._holders(': ', '')}")
         if answer.refusal and not answer.is_accepted:
             lines.append(f"the policy says: {answer.refusal}")
         policy_reason = answer.plan.reasons.get(self._job.job_id, "")

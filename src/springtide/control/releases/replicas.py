@@ -54,9 +54,7 @@ def service_actions(
                 generation=version.revision,
                 share=wanted.share,
                 cause="plan",
-                reason=f"revision {version.revision} starts beside revision {service.revision}"
-                if version is not service
-                else why or "the service needs a replica",
+                reason=_started(record, version) or why or "the service needs a replica",
             )
         )
     return actions
@@ -88,6 +86,15 @@ def _make_room(record: ServiceRecord, free: Sequence[DeviceId], kept: set[Device
         return []
     reason = f"its owner lets it stop first: there is no further device on which revision {release.revision} could load"
     return [stop_of(record, held[-1], record.service.grace_s, reason)]
+
+
+def _started(record: ServiceRecord, version: InferenceService) -> str:
+    """Why a replica starts while revisions change, which policies see as load; empty where they do not change."""
+    if version is not record.service:
+        return f"revision {version.revision} starts beside revision {record.service.revision}"
+    if any(replica.revision != version.revision for replica in record.replicas) and record.release is None:
+        return f"revision {version.revision} replaces an older one"
+    return ""
 
 
 def _replaced(num_current: int) -> str:

@@ -27,6 +27,7 @@ from springtide.scheduling.sharing.words import lacks_text, lacks_together_text,
 # opens beyond those that its deadline needs.
 WEAK_CLAIMS = ("first", "promise", "more", "growth", "job")
 WeakClaim = tuple[str, WorkloadId]
+_NUM_NAMED = 3
 
 
 class SharePlan:
@@ -521,7 +522,7 @@ class SharePlan:
             self.reasons[service_id] = f"waits for room: {self._lacks(share, who, beside=mine, each=each)}"
             if not mine and not self._may_open("first", service_id):
                 self.waiting.append(service_id)
-                self.reasons[service_id] += ", and promised deadlines need the whole ones"
+                self.reasons[service_id] += f", and promised deadlines need the whole ones{self._holders()}"
         elif given > before:
             self.reasons[service_id] = self._describe_places(service_id, mine, share)
         elif given < before:
@@ -529,6 +530,16 @@ class SharePlan:
             self.reasons[service_id] = (
                 f"nobody has asked for {view.idle_s:.0f} s" if is_idle else f"its load asks for {wanted}"
             )
+
+    def _holders(self) -> str:
+        """The promised jobs that hold most whole devices, and how many each; empty if none holds any."""
+        held = self._snapshot.allocations
+        whole = held.keys() - self.sharers
+        jobs = [view.job for view in self._snapshot.jobs if is_promised(view) and view.job.job_id in whole]
+        counts = sorted((-held[job.job_id].num_devices, job.name) for job in jobs)
+        named = ", ".join(f"'{name}' has {-count}" for count, name in counts[:_NUM_NAMED])
+        more = f" and {len(counts) - _NUM_NAMED} more" if len(counts) > _NUM_NAMED else ""
+        return f" ({named}{more})" if named else ""
 
     def _lacks(self, share: Share, who: str, *, beside: Sequence[DeviceId] = (), each: int = 1) -> str:
         if each > 1:

@@ -30,6 +30,7 @@ from springtide.scheduling.sharing.yielding import (
     asking,
     can_help,
     harmed_by,
+    stopped_by,
     with_what_promises_need,
     with_what_sharers_yield,
     without_harm,
@@ -148,7 +149,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
                 return parts, plan, before
         parts, plan = planned(frozenset())
         barred = frozenset[WeakClaim]()
-        if parts.opened and can_help(harmed_by(snapshot, parts, plan), plan):
+        if parts.opened and (stopped_by(plan) or can_help(harmed_by(snapshot, parts, plan), plan)):
             parts, plan, barred = without_harm(snapshot, parts, plan, parts_of, plan_beside)
         left = _NONE if before is None else before.yielded
         parts, plan, yielded = with_what_sharers_yield(snapshot, parts, plan, partial(planned, barred), left)

@@ -24,7 +24,8 @@ def lacks_text(ledger: ShareLedger, share: Share, who: str, *, beside: Sequence[
     asks = f"{who} {share.request:g}{memory} of a device"
     if not len(usable):
         num = len(ledger.at)
-        return f"{asks}, and none of the {num} is open to it: others hold them as a whole, or it is on them already"
+        there = ", or it is on them already" if beside else ""
+        return f"{asks}, and none of the {num} is open to it: others hold them as a whole{there}"
     requests, limits = ledger.sums_on(usable)
     fits = (requests + share.request <= 1.0 + TOLERANCE) & (limits + share.request <= MAX_LIMIT + TOLERANCE)
     fits &= ledger.free_memory_mb[usable] >= share.memory_mb

@@ -18,8 +18,8 @@ MOST_TRIED = 8
 # of them would help.
 FEW = 8
 # Beside a workload, in place of the number of a replica that it lacks: it waits, as a promised job does until its
-# schedule begins, or its promise is given up or refused.
-_WAITS, _IS_LOST = -1, -2
+# schedule begins, or its promise is given up or refused, or it does not run any more.
+_WAITS, _IS_LOST, _STOPS = -1, -2, -3
 
 
 def with_what_sharers_yield(
@@ -101,20 +101,24 @@ def without_harm(
 ) -> tuple[SharePlan, Plan, frozenset[WeakClaim]]:
     """The plans in which what sharers open harms no workload, and the claims that open nothing therefore."""
     barred, least_parts = frozenset[WeakClaim](), parts
+
+    def harm(tried: SharePlan, found: Plan) -> set[tuple[WorkloadId, int]]:
+        return harmed_by(snapshot, tried, found) | stopped_by(found)
+
     while more := least_parts.opened.keys() - barred:
         # Without the first claims others open what these would have shared.
         barred |= more
         least_parts = parts_of(barred)
     least_plan = plan_beside(least_parts)
     weak = sorted(barred, key=lambda claim: (WEAK_CLAIMS.index(claim[0]), claim[1]))
-    least = harmed_by(snapshot, parts, least_plan)
-    if harmed_by(snapshot, parts, plan) <= least:
+    least = harm(parts, least_plan)
+    if harm(parts, plan) <= least:
         return parts, plan, frozenset()
     parts, plan = least_parts, least_plan
     for claim in weak[:MOST_TRIED] if len(weak) > 1 else ():
         tried_parts = parts_of(barred - {claim})
         tried_plan = plan_beside(tried_parts)
-        if harmed_by(snapshot, tried_parts, tried_plan) <= least:
+        if harm(tried_parts, tried_plan) <= least:
             parts, plan, barred = tried_parts, tried_plan, barred - {claim}
     return parts, plan, barred
 
@@ -130,6 +134,12 @@ def harmed_by(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[Wor
     if any(claim == "job" and who in best_effort for claim, who in parts.opened):
         harmed |= _without_best_effort(snapshot, _waiting(snapshot, parts, plan) | _missing_replicas(snapshot, plan))
     return harmed
+
+
+def stopped_by(plan: Plan) -> set[tuple[WorkloadId, int]]:
+    """The jobs whose promise is given up and that the inner policy's plan never brings to an end: they have too few
+    devices to run at all. Late as they are, they are to end as soon as they can."""
+    return {(who, _STOPS) for who, claim in plan.claims.items() if claim.code == "given_up" and claim.at_s is None}
 
 
 def can_help(lacking: Collection[tuple[WorkloadId, int]], plan: Plan) -> bool:

@@ -243,14 +243,15 @@ class ReservationTable:
 
     def yield_capacity(self, capacity: int | Steps) -> bool:
         """Change the number of devices as `set_capacity` does, but for this, jobs without a promise may become late.
-        Returns whether every promise can be kept; if not, nothing is changed."""
+        Returns whether every promise can be kept, and none that is late stops for good; if not, nothing is changed."""
         if self.set_capacity(capacity):
             return True
         if all(entry.is_promised for entry in self.entries.values()):
             return False
         before = self.steps, self.profile, self.entries
         states = [(entry, entry.runs, entry.is_late) for entry in self.entries.values()]
-        if not self.force_capacity(capacity):
+        is_kept = not self.force_capacity(capacity)
+        if is_kept and not any(entry.is_promised and runs and not entry.runs for entry, runs, _ in states):
             return True
         self.steps, self.profile, self.entries = before
         for entry, runs, is_late in states:

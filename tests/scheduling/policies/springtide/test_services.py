@@ -14,11 +14,11 @@ from kits.simulation.sweeps import part
 from springtide.control.quotes.inquiry import arriving
 from springtide.core.decision import Plan, PoolAllocation, ServiceView, Snapshot, TimeClaim
 from springtide.core.events import Event, LoadObserved, ServiceDeployed
-from springtide.core.job_parts import DeadlinePromise, JobProgress
+from springtide.core.job_parts import DeadlinePromise, JobProgress, LearntSpeed
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
 from springtide.scheduling.policies.springtide.policy import DerivedPromises, Springtide
-from springtide.scheduling.policies.springtide.reasons import why_service_waits
+from springtide.scheduling.policies.springtide.reasons import IN_TIME_AGAIN, why_service_waits
 from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import ProfiledSpeeds, overhead_rule
 
@@ -151,6 +151,22 @@ def test_a_minimum_that_comes_without_asking_says_whose_promise_is_given_up() ->
     assert (plan.claims["fit"].code, plan.claims["fit"].is_certain) == ("given_up", False)
     assert plan.reasons["fit"].startswith("promise given up: 1 device left for promised deadlines")
     assert "guaranteed" in plan.reasons["fit"]
+
+
+def test_a_promised_job_that_is_in_time_again_says_so() -> None:
+    policy, known = Remade(), job("fit", 10_000, 600.0, most=2, profile=TWO, min_workers=2)
+    plan = first = policy.decide(Snapshot(now_s=0.0, cluster=cluster(2), jobs=(arriving(known, 0.0),)))
+    told = []
+    # 16 steps a second would be too slow; it was the machine, for a while.
+    for now_s, step, rate in ((100.0, 1600, 16.0), (200.0, 3500, 19.0), (201.0, 3519, 19.0)):
+        samples = LearntSpeed(throughput_samples_per_s={2: rate * known.global_batch_size})
+        view = replace(running(first, known, now_s, step), learnt=samples)
+        known_to = {"allocations": dict(plan.allocations), "memory": plan.memory}
+        plan = policy.decide(Snapshot(now_s=now_s, cluster=cluster(2), jobs=(view,), **known_to))
+        told.append((plan.reasons.get("fit", ""), [claim.code for claim in plan.claims.values()]))
+    assert told[0] == ("behind its plan: its deadline is in danger, it ends as soon as it can", ["given_up"])
+    assert told[1] == (IN_TIME_AGAIN, ["kept_in_time"])
+    assert told[2] == told[1], "as long as the plan stands"
 
 
 def test_a_device_that_is_promised_later_is_lent_until_then() -> None:

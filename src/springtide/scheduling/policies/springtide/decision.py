@@ -511,9 +511,10 @@ class Decision:
         self.allocations = placed
 
     def _note_given_up(self) -> None:
-        """Keep why each promised job is late as long as it is."""
+        """Keep why each promised job is late as long as it is, and which are not late any more."""
         state, entries = self.state, self.reservations.entries
         late = [key for key, entry in entries.items() if entry.is_promised and entry.is_late]
+        state.recovered = {WorkloadId(key) for key in state.given_up if key in entries and not entries[key].is_late}
         state.given_up = {key: state.given_up.get(key) or self.notes.get(WorkloadId(key), GIVEN_UP) for key in late}
 
     def _next_moment_s(self) -> float | None:

@@ -84,6 +84,7 @@ class State:
         self.lent: dict[WorkloadId, float] = {}
         self.waits: dict[WorkloadId, float | None] = {}
         self.given_up: dict[str, str] = {}
+        self.recovered: set[WorkloadId] = set()
         self.conditions: dict[WorkloadId, PromiseCondition] = {}
         self.price_s = 0.0
         self.families: dict[str, Any] | None = None
@@ -115,6 +116,7 @@ class State:
             **({"lent": sorted(self.lent)} if self.lent else {}),
             **({"waits": {str(who): at_s for who, at_s in self.waits.items()}} if self.waits else {}),
             **({"given_up": dict(self.given_up)} if self.given_up else {}),
+            **({"recovered": sorted(self.recovered)} if self.recovered else {}),
             **(
                 {"conditions": {str(who): list(astuple(known)) for who, known in self.conditions.items()}}
                 if self.conditions
@@ -191,6 +193,7 @@ def decode(
     state.lent = {WorkloadId(who): math.inf for who in memory.get("lent", ())}
     state.waits = {WorkloadId(who): at_s for who, at_s in memory.get("waits", {}).items()}
     state.given_up = dict(memory.get("given_up", {}))
+    state.recovered = {WorkloadId(who) for who in memory.get("recovered", ())}
     for who, (step_s, size, measured_s) in memory.get("conditions", {}).items():
         state.conditions[WorkloadId(who)] = PromiseCondition(step_s=step_s, num_workers=size, measured_s=measured_s)
     state.price_s = memory.get("price_s", 0.0)

@@ -15,6 +15,7 @@ from springtide.solvers.reservations.reservation_table import TOLERANCE_S, Entry
 
 NUM_NAMED = 3
 BATCH_CHANGES = "this batch suits it better now"
+IN_TIME_AGAIN = "its deadline, which was in danger, is kept as planned now"
 
 
 def why_impossible(entry: Entry, row: PromiseRow, reservations: ReservationTable) -> str:
@@ -123,7 +124,7 @@ def _taken(trade: DeviceTrade, names: Mapping[WorkloadId, str], reservations: Re
     text = f"{who} {'gains' if is_one else 'gain'} more by {num_given}"
     if trade.here_s is None or trade.here_s > trade.there_s:
         return text
-    return f"{text}: a device-second saves all jobs {trade.there_s:.2g} s there, {trade.here_s:.2g} s here"
+    return f"{text}: a device-second saves all jobs {trade.there_s:.2g} s there, {max(0.0, trade.here_s):.2g} s here"
 
 
 def _names(snapshot: Snapshot) -> dict[WorkloadId, str]:
@@ -139,13 +140,14 @@ def reasons_of(
     rows: list[PromiseRow],
     state: State,
 ) -> dict[WorkloadId, str]:
-    """One reason for each job whose devices change, that holds none, or whose promise is given up."""
+    """One reason for each job whose devices change, that holds none, or whose promise is given up or kept again."""
     reasons: dict[WorkloadId, str] = {}
     held_by = snapshot.allocations
     for row in rows:
         workload_id = row.job_id
         allocation, held = allocations.get(workload_id), held_by.get(workload_id)
-        if allocation is None or allocation is not held or workload_id in state.given_up:
+        is_told = workload_id in state.given_up or workload_id in state.recovered
+        if allocation is None or allocation is not held or is_told:
             reason = _reason_of(workload_id, allocation, held, state)
             if reason:
                 reasons[workload_id] = reason
@@ -187,7 +189,7 @@ def _reason_of(
     if workload_id in state.given_up:
         return state.given_up[workload_id]
     if allocation is not None and allocation is held:
-        return ""
+        return IN_TIME_AGAIN if workload_id in state.recovered else ""
     before = held.num_devices if held is not None else 0
     after = allocation.num_devices if allocation is not None else 0
     if after and after == before and allocation is not None and held is not None:
@@ -251,7 +253,7 @@ def claims_of(
         before, after = snapshot.allocations.get(workload_id), allocations.get(workload_id)
         gives = before is not None and (after is None or after.num_devices < before.num_devices)
         starts_later = before is None and after is None and entry.runs[-1].start_s > now_s
-        if gives or starts_later:
+        if gives or starts_later or workload_id in state.recovered:
             claims[workload_id] = TimeClaim(code="kept_in_time", at_s=entry.end_s)
     for key in state.given_up:
         if key in entries:

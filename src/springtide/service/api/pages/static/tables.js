@@ -156,7 +156,11 @@ const JOB_COLUMNS = [
       if (job.state === "REJECTED") setLines(cell, UNKNOWN, `refused ${clock(job.ended_at_s, offsetS)}`);
       else if (job.ended_at_s !== null) setLines(cell, `took ${duration(job.ended_at_s - job.submitted_at_s)}`, `ended ${clock(job.ended_at_s, offsetS)}`);
       else if (job.eta_s === null && job.planned_start_at_s > nowS) setLines(cell, UNKNOWN, `planned start ${clock(job.planned_start_at_s, offsetS)}`);
-      else setLines(cell, duration(job.eta_s), job.eta_s === null ? `waiting ${duration(nowS - job.submitted_at_s)}` : `at ${clock(nowS + job.eta_s, offsetS)}`);
+      else {
+        // One that has run waits for less time than it is here, or runs and does not know its length.
+        const since = job.started_at_s === null ? `waiting ${duration(nowS - job.submitted_at_s)}` : `started ${clock(job.started_at_s, offsetS)}`;
+        setLines(cell, duration(job.eta_s), job.eta_s === null ? since : `at ${clock(nowS + job.eta_s, offsetS)}`);
+      }
     },
   },
   { title: "Deadline", class: "deadline-cell", fill: setDeadline },
