@@ -55,7 +55,7 @@ def test_the_others_of_a_lost_worker_on_parts_give_way_to_stronger_claims_alone(
 
 
 @pytest.mark.parametrize(("is_elastic", "given"), [(True, 1), (False, 2), (False, 0), (False, 1)])
-def test_a_job_that_cannot_be_resized_keeps_all_of_its_devices_or_none(is_elastic, given):
+def test_a_job_on_parts_that_cannot_be_resized_keeps_all_of_its_devices_or_none(is_elastic, given):
     class Careless:
         def decide(self, snapshot: Snapshot) -> Plan:
             return Plan(allocations={"pair": PoolAllocation(device_ids=DEVICES[:given])} if given else {})
@@ -70,7 +70,7 @@ def test_a_job_that_cannot_be_resized_keeps_all_of_its_devices_or_none(is_elasti
         now_s=1.0,
         cluster=Topology(nodes=(make_node("n", 2),)),
         jobs=(view,),
-        allocations={"pair": PoolAllocation(device_ids=DEVICES)},
+        allocations={"pair": PoolAllocation(device_ids=DEVICES, share=PART)},
     )
     is_wrong = given == 1 and not is_elastic
     with pytest.raises(InvariantViolation, match="size-kept") if is_wrong else nullcontext():
