@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from springtide.control.quotes.inquiry import arriving
-from springtide.core.decision import Plan, PoolAllocation, ServiceView, Snapshot
+from springtide.core.decision import Overheads, Plan, PoolAllocation, ServiceView, Snapshot
 from springtide.core.job_parts import DeadlinePromise, JobProgress, LearntSpeed
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
@@ -17,6 +17,7 @@ from springtide.scheduling.policies.springtide.moves import delays, hurry, jobs_
 from springtide.scheduling.policies.springtide.packing import Packing
 from springtide.scheduling.policies.springtide.policy import Springtide
 from springtide.scheduling.policies.springtide.rows import PromiseRow
+from springtide.scheduling.policies.springtide.schedules import price_changes
 from springtide.solvers.reservations.reservation_table import ReservationTable
 
 SOURCE = Entrypoint(source_path="a.py")
@@ -175,6 +176,32 @@ def test_best_effort_that_a_promise_cannot_wait_for_is_stopped_before_it_moves()
     assert not hurry(state, snapshot, placed, {"a", "b"}, "sure")
     # Where its device goes to no other job, none is stopped.
     assert jobs_to_stop_first(snapshot, {"a": on("n2/1"), "b": held["b"]}, state.hurried) == set()
+
+
+@pytest.mark.parametrize(("now_s", "hurried"), [(5.0, set()), (20.0, set()), (34.0, {"a"})])
+def test_best_effort_that_moves_too_slowly_for_a_promise_is_stopped(now_s: float, hurried: set[str]) -> None:
+    # `a` moves out of the way of a job of 10 s, due at 50 s; later it is still there, and moves to another device.
+    layout, sure = layout_of(THREE_PAIRS), {"sure": on("n0/0")}
+    snapshot = Snapshot(
+        now_s=0.0, cluster=THREE_PAIRS, allocations={"a": on("n0/0")}, overheads=Overheads(change_s=4.0)
+    )
+    costs = costs_of(snapshot.overheads, 2)
+    state = State(ReservationTable(6, 0.0, costs))
+    state.change_s = 4.0
+    state.reservations.begin(0.0, costs, 10_000)
+    view = arriving(job("sure", 100, 50.0, least=1, most=1), 0.0)
+    entry = entry_of(PromiseRow(view), 100.0, since_s=0.0)
+    assert state.reservations.admit(entry)
+    entry.is_promised = True
+    placed = {"a": on("n1/0"), **sure}
+    assert not price_changes(state, layout, snapshot, placed, {"a"})
+    assert not state.hurried
+    state.record_devices(0.0, placed)
+    state.reservations.commit()
+    state.reservations.begin(now_s, costs, 10_000, {"sure": 1})
+    snapshot = replace(snapshot, now_s=now_s, allocations={"a": on("n0/0", "n1/0")})
+    assert not price_changes(state, layout, snapshot, {"a": on("n2/0"), **sure}, {"a"})
+    assert state.hurried == hurried
 
 
 # --- what was measured ------------------------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ def price_changes(
         is_same = same_devices(state.devices.get(workload_id), allocation.device_ids)
         first = entry.runs[0]
         if is_same and first.num_devices == entry.held:
+            if waits_s.get(workload_id) and not can_wait(state, layout, entry, allocation, waits_s[workload_id]):
+                hurry(state, snapshot, placed, spare, key)
             continue
         if key in state.slowed and placed_factor(layout, allocation.device_ids) == 1.0:
             restore_speed(state, entry)
@@ -67,6 +69,20 @@ def price_changes(
             entry.residual_s = residual_s
         broken.append(key)
     return broken
+
+
+def can_wait(state: State, layout: Layout, entry: Entry, allocation: PoolAllocation, wait_s: float) -> bool:
+    """Whether a job that others still hold the devices of makes its promised deadline if these take `wait_s` more: they
+    were to have left by now, and may have begun their moves anew. True as long as they are not behind."""
+    reservations, first = state.reservations, entry.runs[0]
+    cost_s = _change_cost_s(state, layout, allocation)
+    is_behind = reservations.now_s + cost_s > first.start_s + first.overhead_s
+    if not entry.is_promised or entry.is_late or not is_behind:
+        return True
+    costs = reservations.costs.without_falls()
+    # It has done nothing of what its schedule says since then.
+    runs = retime(entry.runs, entry.work, entry.rates, reservations.now_s, cost_s + wait_s, costs)
+    return runs[-1].end_s <= entry.deadline_s
 
 
 def accept_places(
