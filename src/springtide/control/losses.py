@@ -62,15 +62,16 @@ def all_lost(record: JobRecord, starts_at_s: float, reason: str) -> JobRecord:
 def failed(record: JobRecord, event: JobFailed, now_s: float) -> JobRecord:
     """The job when its code has raised; or a plain script with one worker, if its library cannot be resized in place.
 
-    That is begun anew, which only a job without a state can be. No crash is charged, since nothing of it has run.
+    That is begun anew, which only a job without a checkpoint is: a plain script cannot load it. No crash is charged.
     """
     if not event.is_fixed_size:
         return ended(record, JobState.FAILED, event.error)
     if record.bounds.fixed_reason:
         # Another of the workers that are stopped says the same.
         return record
-    if record.group.state_holders or record.saved.checkpoint is not None:
-        return ended(record, JobState.FAILED, event.error)
+    if record.saved.checkpoint is not None:
+        told = f"{event.error}; it has a checkpoint already, so give a new job one number of workers, as --workers 1"
+        return ended(record, JobState.FAILED, told)
     entrypoint = replace(record.job.entrypoint, library="")
     job = replace(record.job, entrypoint=entrypoint, elastic=False, min_workers=1, max_workers=1)
     bounds = replace(record.bounds, min_workers=1, max_workers=1, fixed_reason=event.error)
