@@ -69,17 +69,19 @@ def test_a_job_that_is_held_to_one_worker_is_replayed(job):
     assert restored.state.jobs == controller.state.jobs
 
 
-def test_a_program_that_has_a_checkpoint_is_not_begun_anew_where_its_library_cannot_be_resized(stage):
+def test_a_program_that_has_trained_for_long_is_not_begun_anew_where_its_library_cannot_be_resized(stage):
     stage.running("a", "0", entrypoint=PROGRAM)
     stage.running("b", "1", entrypoint=PROGRAM)
-    stage.tell(events.CheckpointCommitted(job_id="a", generation=1, step=5, path="c"))
+    stage.tell(events.CheckpointCommitted(job_id="a", generation=1, step=50, path="c"))
     assert cannot_be_resized(stage, 1) == ["end a FAILED", "stop a.0"]
     assert stage.job("a").bounds.fixed_reason == ""
-    assert "it has a checkpoint already" in stage.job("a").lifecycle.reason.text
-    # Where nothing durable would be lost it is begun anew.
+    assert "it has trained for long" in stage.job("a").lifecycle.reason.text
+    # Where no more than the first steps would be lost it is begun anew.
+    stage.tell(events.CheckpointCommitted(job_id="b", generation=1, step=2, path="c"))
     assert cannot_be_resized(stage, 1, "b") == ["stop b.0"]
     assert stage.job("b").bounds.fixed_reason.startswith("lightning 2.7.0")
     assert stage.job("b").job.entrypoint.is_plain_script
+    assert stage.job("b").saved.checkpoint is None
 
 
 def at_wakeup(stage) -> list[str]:

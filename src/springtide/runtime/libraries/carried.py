@@ -44,7 +44,7 @@ class CarriedTensors:
             # Compiled code would be compiled again for another kind of tensor.
             return
         for module in modules:
-            self._watch(lambda module=module: vars(module), num_samples, lambda: None)  # type: ignore[misc]
+            self._watch(lambda module=module: module.__dict__, num_samples, lambda: None)  # type: ignore[misc]
         for frame in frames:
             self._watch(
                 lambda frame=frame: frame.f_locals,  # type: ignore[misc]

@@ -121,7 +121,7 @@ def watch_loaders(note: Callable[[], None]) -> None:
         note()
         return batch
 
-    _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
+    _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign, assignment]
 
 
 def _check(loader: Any) -> None:

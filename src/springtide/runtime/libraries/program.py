@@ -14,7 +14,7 @@ from springtide.runtime.libraries.import_hook import ModulePatch
 from springtide.runtime.libraries.loop import LOOP, LibraryLoop, NotDivisible
 from springtide.runtime.libraries.part_loader import watch_loaders
 from springtide.runtime.libraries.turns import watch_clipping
-from springtide.runtime.script import run_file
+from springtide.runtime.script import WORLD_VARIABLES, run_file
 
 _CALLS: Mapping[Library, str] = MappingProxyType(
     {
@@ -23,8 +23,6 @@ _CALLS: Mapping[Library, str] = MappingProxyType(
         "accelerate": "a loop over a DataLoader that accelerator.prepare() has returned",
     }
 )
-# What tells libraries that other processes train with them.
-_WORLD = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class CannotBeResized(Exception):
@@ -37,7 +35,7 @@ def run_program(trainer: Trainer, entrypoint: Entrypoint) -> None:
     Raises WorkerExit, CannotBeResized, what the program raises, and RuntimeError if it has trained nothing.
     """
     LOOP.loop = loop = LibraryLoop(trainer)
-    for name in _WORLD:
+    for name in WORLD_VARIABLES:
         os.environ.pop(name, None)
     _install(entrypoint.library, loop)
     try:
