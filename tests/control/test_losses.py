@@ -78,10 +78,12 @@ def test_a_program_that_has_trained_for_long_is_not_begun_anew_where_its_library
     assert "it has trained for long" in stage.job("a").lifecycle.reason.text
     # Where no more than the first steps would be lost it is begun anew.
     stage.tell(events.CheckpointCommitted(job_id="b", generation=1, step=2, path="c"))
+    stage.tell(events.ProgressReported(job_id="b", generation=1, step=2, total_steps=9, world_size=1))
     assert cannot_be_resized(stage, 1, "b") == ["stop b.0"]
     assert stage.job("b").bounds.fixed_reason.startswith("lightning 2.7.0")
     assert stage.job("b").job.entrypoint.is_plain_script
     assert stage.job("b").saved.checkpoint is None
+    assert (stage.job("b").progress.step, stage.job("b").progress.total_steps) == (0, None)
 
 
 def at_wakeup(stage) -> list[str]:

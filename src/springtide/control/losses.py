@@ -18,7 +18,7 @@ from springtide.control.records import (
 from springtide.control.releases.parts import Release
 from springtide.control.releases.steps import given_up, is_left, with_lost_start
 from springtide.core.events import JobFailed, JobStalled
-from springtide.core.job_parts import JobProgress, NodeRefusal
+from springtide.core.job_parts import JobProgress, LearntSpeed, NodeRefusal
 from springtide.core.quantities import format_duration
 from springtide.core.resources import NodeId
 from springtide.core.workload import JobState, ReplicaId, WorkloadId
@@ -79,7 +79,9 @@ def failed(record: JobRecord, event: JobFailed, now_s: float) -> JobRecord:
     entrypoint = replace(record.job.entrypoint, library="")
     job = replace(record.job, entrypoint=entrypoint, elastic=False, min_workers=1, max_workers=1)
     bounds = replace(record.bounds, min_workers=1, max_workers=1, fixed_reason=event.error)
-    record = replace(record, job=job, bounds=bounds, saved=replace(record.saved, checkpoint=None))
+    # Of what it has trained nothing counts any more, and its length is not known.
+    saved = replace(record.saved, checkpoint=None)
+    record = replace(record, job=job, bounds=bounds, saved=saved, progress=JobProgress(), learnt=LearntSpeed())
     return all_lost(record, now_s, "starts again as a plain script")
 
 
