@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -20,6 +22,36 @@ _PACKAGES: Mapping[str, tuple[Library, str]] = MappingProxyType(
         "transformers": ("transformers", "train"),
     }
 )
+
+
+# What a script may import without getting a group of processes by it.
+_WITHOUT_GROUP = {
+    "torch",
+    "torchvision",
+    "torchaudio",
+    "numpy",
+    "scipy",
+    "pandas",
+    "sklearn",
+    "matplotlib",
+    "PIL",
+    "tqdm",
+}
+_GROUP = re.compile(r"distributed|WORLD_SIZE|RANK|springtide|subprocess|multiprocessing", re.IGNORECASE)
+
+
+def trains_alone(text: str) -> bool:
+    """Whether a script's text shows that it asks for no other processes: each of several would train by itself."""
+    tree = _parsed(text)
+    if tree is None or _GROUP.search(text):
+        return False
+    packages = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            packages.add("." if node.level else (node.module or "").partition(".")[0])
+    return "torch" in packages and packages <= _WITHOUT_GROUP | sys.stdlib_module_names
 
 
 def library_of(*texts: str) -> Library:
