@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -37,21 +36,29 @@ _WITHOUT_GROUP = {
     "PIL",
     "tqdm",
 }
-_GROUP = re.compile(r"distributed|WORLD_SIZE|RANK|springtide|subprocess|multiprocessing", re.IGNORECASE)
+# Modules and variables by which a script finds others, or starts them.
+_GROUP = {"distributed", "subprocess", "multiprocessing", "RANK", "LOCAL_RANK", "WORLD_SIZE"}
 
 
 def trains_alone(text: str) -> bool:
     """Whether a script's text shows that it asks for no other processes: each of several would train by itself."""
     tree = _parsed(text)
-    if tree is None or _GROUP.search(text):
+    if tree is None:
         return False
-    packages = set()
+    packages, words = set(), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
+            words |= {word for alias in node.names for word in alias.name.split(".")}
             packages |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
+            words |= {*(node.module or "").split("."), *(alias.name for alias in node.names)}
             packages.add("." if node.level else (node.module or "").partition(".")[0])
-    return "torch" in packages and packages <= _WITHOUT_GROUP | sys.stdlib_module_names
+        elif isinstance(node, ast.Attribute):
+            words.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            words.add(node.value)
+    is_plain = "torch" in packages and packages <= _WITHOUT_GROUP | sys.stdlib_module_names
+    return is_plain and not words & _GROUP
 
 
 def library_of(*texts: str) -> Library:
