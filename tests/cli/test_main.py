@@ -382,6 +382,18 @@ def test_a_library_of_a_release_that_is_not_tested_is_warned_of(
     assert told not in springtide(command, str(path), "--workers", "1..2").output
 
 
+def test_a_script_of_which_each_worker_would_train_the_same_is_warned_of(
+    client: Any, springtide: Run, make_job: Callable[..., JobStatus], tmp_path: Path
+) -> None:
+    client.add(make_job())
+    path = tmp_path / "mine.py"
+    path.write_text("import torch\ntorch.nn.Linear(1, 1)\n", encoding="utf-8")
+    told = "each of its workers trains the same by itself"
+    assert told in springtide("run", str(path), "--workers", "2", "--detach").output
+    assert told not in springtide("run", str(path), "--workers", "1", "--detach").output
+    assert told not in springtide("run", str(path), "--detach").output
+
+
 def test_deploy_prints_how_to_call_it(
     client: Any, springtide: Run, make_service: Callable[..., ServiceStatus], tmp_path: Path
 ) -> None:

@@ -26,9 +26,9 @@ def stopped(stage, name: str, number: int) -> list[str]:
     return stage.tell(events.ReplicaStopped(workload_id=name, replica_id=f"{name}.{number}"))
 
 
-def cannot_be_resized(stage, generation: int) -> list[str]:
+def cannot_be_resized(stage, generation: int, job_id: str = "a") -> list[str]:
     told = "lightning 2.7.0 is not tested for resizing in place; tested: 2.6.*"
-    return stage.tell(events.JobFailed(job_id="a", generation=generation, error=told, is_fixed_size=True))
+    return stage.tell(events.JobFailed(job_id=job_id, generation=generation, error=told, is_fixed_size=True))
 
 
 PROGRAM = Entrypoint(source_path="train.py", kind="script", library="lightning")
@@ -69,10 +69,21 @@ def test_a_job_that_is_held_to_one_worker_is_replayed(job):
     assert restored.state.jobs == controller.state.jobs
 
 
-def test_a_program_that_has_trained_is_not_begun_anew_where_its_library_cannot_be_resized(stage):
+def test_a_program_that_has_trained_for_long_is_not_begun_anew_where_its_library_cannot_be_resized(stage):
     stage.running("a", "0", entrypoint=PROGRAM)
+    stage.running("b", "1", entrypoint=PROGRAM)
+    stage.tell(events.CheckpointCommitted(job_id="a", generation=1, step=50, path="c"))
     assert cannot_be_resized(stage, 1) == ["end a FAILED", "stop a.0"]
     assert stage.job("a").bounds.fixed_reason == ""
+    assert "it has trained for long" in stage.job("a").lifecycle.reason.text
+    # Where no more than the first steps would be lost it is begun anew.
+    stage.tell(events.CheckpointCommitted(job_id="b", generation=1, step=2, path="c"))
+    stage.tell(events.ProgressReported(job_id="b", generation=1, step=2, total_steps=9, world_size=1))
+    assert cannot_be_resized(stage, 1, "b") == ["stop b.0"]
+    assert stage.job("b").bounds.fixed_reason.startswith("lightning 2.7.0")
+    assert stage.job("b").job.entrypoint.is_plain_script
+    assert stage.job("b").saved.checkpoint is None
+    assert (stage.job("b").progress.step, stage.job("b").progress.total_steps) == (0, None)
 
 
 def at_wakeup(stage) -> list[str]:

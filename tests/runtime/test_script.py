@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -100,3 +104,14 @@ def test_what_a_rank_raises_because_another_is_gone_is_known(told, is_lost):
     assert is_peer_lost(wrapped) == is_lost
     # A script's own connection is no other rank's.
     assert not is_peer_lost(ConnectionResetError(104, "Connection reset by peer"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed")
+def test_accelerate_finds_no_group_in_a_script_with_one_worker():
+    text = (
+        "import os, torch; from springtide.runtime.script import leave_accelerate_alone; leave_accelerate_alone();"
+        "assert os.environ['RANK'] == '0'; import accelerate; model = torch.nn.Linear(1, 1);"
+        "assert accelerate.Accelerator(cpu=True).prepare(model) is model"
+    )
+    world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    subprocess.run([sys.executable, "-c", text], env={**os.environ, **world}, check=True)

@@ -18,7 +18,7 @@ from springtide.control.records import (
 from springtide.control.releases.parts import Release
 from springtide.control.releases.steps import given_up, is_left, with_lost_start
 from springtide.core.events import JobFailed, JobStalled
-from springtide.core.job_parts import JobProgress, NodeRefusal
+from springtide.core.job_parts import JobProgress, LearntSpeed, NodeRefusal
 from springtide.core.quantities import format_duration
 from springtide.core.resources import NodeId
 from springtide.core.workload import JobState, ReplicaId, WorkloadId
@@ -26,6 +26,8 @@ from springtide.core.workload import JobState, ReplicaId, WorkloadId
 CRASH_WINDOW_S = 600.0
 FIRST_BACK_OFF_S = 1.0
 LONGEST_BACK_OFF_S = 60.0
+# With a checkpoint of more steps a job has trained for too long to be begun anew by itself.
+_FIRST_STEPS = 10
 # So many crashes of a version of a service of which no replica was ever ready, and it is given up.
 MAX_CRASHES = 4
 
@@ -62,19 +64,25 @@ def all_lost(record: JobRecord, starts_at_s: float, reason: str) -> JobRecord:
 def failed(record: JobRecord, event: JobFailed, now_s: float) -> JobRecord:
     """The job when its code has raised; or a plain script with one worker, if its library cannot be resized in place.
 
-    That is begun anew, which only a job without a state can be. No crash is charged, since nothing of it has run.
+    That is begun anew, which only a job is whose checkpoint has at most its first steps: a plain script cannot load it.
+    No crash is charged.
     """
     if not event.is_fixed_size:
         return ended(record, JobState.FAILED, event.error)
     if record.bounds.fixed_reason:
         # Another of the workers that are stopped says the same.
         return record
-    if record.group.state_holders or record.saved.checkpoint is not None:
-        return ended(record, JobState.FAILED, event.error)
+    checkpoint = record.saved.checkpoint
+    if checkpoint is not None and checkpoint.step > _FIRST_STEPS:
+        told = f"{event.error}; it has trained for long, so give a new job one number of workers, as --workers 1"
+        return ended(record, JobState.FAILED, told)
     entrypoint = replace(record.job.entrypoint, library="")
     job = replace(record.job, entrypoint=entrypoint, elastic=False, min_workers=1, max_workers=1)
     bounds = replace(record.bounds, min_workers=1, max_workers=1, fixed_reason=event.error)
-    return all_lost(replace(record, job=job, bounds=bounds), now_s, "starts again as a plain script")
+    # Of what it has trained nothing counts any more, and its length is not known.
+    saved = replace(record.saved, checkpoint=None)
+    record = replace(record, job=job, bounds=bounds, saved=saved, progress=JobProgress(), learnt=LearntSpeed())
+    return all_lost(record, now_s, "starts again as a plain script")
 
 
 def count_loss(record: JobRecord, reason: str, now_s: float, *, is_fault: bool) -> JobRecord:

@@ -313,8 +313,8 @@ class JobFinished(_Event, frozen=True, kw_only=True):
 class JobFailed(_Event, frozen=True, kw_only=True):
     """The user's code raised. `error` is one sentence, the traceback is in the logs.
 
-    With `is_fixed_size` it has not run: as installed where its worker is, its library cannot be resized in place, for
-    the reason `error`. A job without a state of its own then starts again as a plain script with one worker.
+    With `is_fixed_size` it cannot be resized in place, as written or as its library is installed where its worker is,
+    for the reason `error`. A job that has not trained for long then starts again as a plain script with one worker.
     """
 
     job_id: WorkloadId

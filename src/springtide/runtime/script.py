@@ -11,14 +11,18 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.wire.workers import MAX_FINITE, FormGroup, Progress, WorkerSpec
 from springtide.core.workload import Entrypoint, ReplicaId, TrainingJob
 from springtide.runtime.elastic.reporting import PROGRESS_INTERVAL_S, WINDOW_S
+from springtide.runtime.libraries.import_hook import ModulePatch
 from springtide.runtime.process.control_link import ControlLink
 from springtide.runtime.script_reports import REPORTS, ScriptReport
 
+# What tells libraries that other processes train with them.
+WORLD_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # What gloo, NCCL and torch's stores say where the process at the other end of a connection is gone.
 _GONE = re.compile(
     r"(reset|closed) by peer|broken pipe|failed to recv, got 0 bytes|connection was likely closed|"
@@ -132,8 +136,23 @@ def run_script(entrypoint: Entrypoint, spec: WorkerSpec, order: FormGroup, repor
     """Run the script to its end and return its exit code. Raises what the script raises."""
     assert isinstance(spec.workload, TrainingJob)
     os.environ.update(torchrun_environment(order, spec.replica_id, spec.workload, is_alone=bool(spec.listen_host)))
+    if len(order.members) == 1:
+        leave_accelerate_alone()
     REPORTS.receive = reporter.take
     return run_file(entrypoint)
+
+
+def leave_accelerate_alone() -> None:
+    """Have Accelerate, and with it a Trainer of transformers, find no other processes once a script imports it.
+
+    In a world of one it would wrap models, which a program that is written for one process does not expect.
+    """
+
+    def forget(module: Any) -> None:
+        for name in WORLD_VARIABLES:
+            os.environ.pop(name, None)
+
+    sys.meta_path.insert(0, ModulePatch("accelerate.state", forget))
 
 
 def run_file(entrypoint: Entrypoint) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from springtide.client.sources.library_use import library_of
+from springtide.client.sources.library_use import library_of, trains_alone
 
 LIGHTNING = "import lightning as L\ntrainer = L.Trainer(max_epochs=3)\ntrainer.fit(model, data)\n"
 TRANSFORMERS = "from transformers import Trainer\nTrainer(model, arguments).train()\n"
@@ -77,3 +77,20 @@ def test_what_the_files_of_a_script_import_together_tells_its_library():
     script = "from parts import make\nmake().fit(model, data)\n"
     assert (library_of(script), library_of(model)) == ("", "")
     assert library_of(script, "def (\n", model) == "lightning"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import torch\nfrom torch import nn\nfrom sklearn.datasets import load_digits\nimport math", True),
+        ("import os, torch\nrank = os.environ['RANK']", False),
+        ("import torch.distributed as dist", False),
+        # What these do is not known.
+        ("import torch\nfrom helpers import fit", False),
+        ("import torch\nfrom . import helpers", False),
+        ("import numpy", False),
+        ("import torch\nthis is no Python", False),
+    ],
+)
+def test_a_script_that_asks_for_no_other_processes_is_known_by_its_text(text, expected):
+    assert trains_alone(text) == expected

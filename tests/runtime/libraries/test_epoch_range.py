@@ -7,17 +7,17 @@ import textwrap
 
 import pytest
 
-from springtide.runtime.libraries.epoch_range import num_rounds
+from springtide.runtime.libraries.epoch_range import is_repeated, num_rounds
 from springtide.runtime.libraries.loop_variables import program_frames
 
 
-def rounds_in(text):
+def found_in(text, look=num_rounds):
     """What is found where the program's loop asks for its first batch."""
     found = []
 
     def batches():
         # Of no file, so that it is none of the program's functions.
-        found.append(num_rounds(program_frames()))
+        found.append(look(program_frames()))
         yield 0
 
     batches.__code__ = batches.__code__.replace(co_filename="<test>")
@@ -56,4 +56,19 @@ def rounds_in(text):
     ],
 )
 def test_the_range_around_the_loop_is_found(text, length):
-    assert rounds_in(text) == length
+    assert found_in(text) == length
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("next(batches())", False),
+        ("for fold in [1, 2]:\n    next(batches())", True),
+        ("def train(): next(batches())\nfor seed in range(3): train()", True),
+        ("for run in range(1):\n    next(batches())", False),
+        # Tried again until it does not fail.
+        ("while True:\n    next(batches())\n    break", False),
+    ],
+)
+def test_a_call_within_a_for_is_repeated_unless_that_goes_round_once(text, expected):
+    assert found_in(text, is_repeated) == expected

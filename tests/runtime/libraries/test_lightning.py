@@ -18,7 +18,7 @@ from kits.runtime.library_plane import (
     of_library,
 )
 from kits.simulation.sweeps import only_in_full
-from springtide.core.wire.workers import CheckpointWritten, Failed, GroupBrokenReport, Preempt
+from springtide.core.wire.workers import CheckpointWritten, Failed, GroupBrokenReport, Preempt, Ready
 
 pytestmark = [
     pytest.mark.slow,
@@ -280,10 +280,21 @@ def test_what_cannot_be_resized_asks_for_one_worker_with_the_reason(make_program
     assert f"springtide: {told}; it runs as a plain script with one worker" in plane.logs()
 
 
-def test_a_second_training_ends_the_job_with_a_sentence(make_program):
-    plane = make_program(PROGRAM.replace("trainer.fit(Module()", "trainer.fit(Module(), train); trainer.fit(Module()"))
-    plane.start_group("a")
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("trainer.fit(Module()", "trainer.fit(Module(), train); trainer.fit(Module()", "trains several times"),
+        ("optimizer = torch.optim.AdamW(self", "return torch.optim.LBFGS(self", "computed several times in a step"),
+        ("loss = torch", "next(iter(train))\n        loss = torch", "batches of several DataLoaders at once"),
+    ],
+)
+def test_what_shows_only_in_training_asks_for_one_worker_too(make_program, before, after, told):
+    assert PROGRAM.count(before) == 1
+    plane = make_program(PROGRAM.replace(before, after))
+    plane.start("a")
+    plane.wait(lambda: plane.of(Ready), "Ready")
+    plane.form("a", wait=False)
     plane.wait(lambda: plane.of(Failed, "a"), "Failed")
     [failed] = plane.of(Failed, "a")
-    assert "trains twice" in failed.error
-    assert not failed.is_fixed_size
+    assert told in failed.error
+    assert failed.is_fixed_size

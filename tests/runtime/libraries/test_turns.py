@@ -133,6 +133,34 @@ def test_an_update_past_the_library_is_refused(turns, models, optimizers):
         optimizers[1].step()
 
 
+def test_an_update_by_another_optimizer_of_the_same_parameters_is_refused(turns, models, optimizers):
+    go_back(turns, *models)
+    # As that of a method that goes up before it goes down.
+    base = torch.optim.SGD(models[0].parameters(), 0.1)
+    with pytest.raises(InvalidRequest, match=r"past the library.*--workers 1"):
+        base.step()
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1).step()
+
+
+def test_an_optimizer_that_has_its_loss_computed_again_is_refused(turns, loop, models):
+    optimizer = torch.optim.LBFGS(models[0].parameters(), max_iter=4)
+    turns = OptimizerTurns(loop, [optimizer], "go_back(loss)")
+    turns.begin_step()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (models[0](torch.ones(1, 2)) - 3.0).square().sum()
+        turns.before_backward(0, loss, loss.detach())
+        loss.backward()
+        turns.after_backward()
+        turns.before_update(optimizer)
+        return loss
+
+    with pytest.raises(InvalidRequest, match=r"computed several times.*--workers 1"):
+        optimizer.step(closure)
+    assert loop.places == [0]
+
+
 def test_torchs_functions_for_clipping_are_watched(monkeypatch, models):
     for module in (torch.nn.utils, torch.nn.utils.clip_grad):
         for name in ("clip_grad_norm_", "clip_grad_value_"):

@@ -255,6 +255,10 @@ def test_what_was_never_measured_is_less_sure(asking, promising):
     known = experience_of(promising.view(), request, family_of(request), promising.source_store.holds)
     assert known.spread.fast_on[1] == pytest.approx((1 + MEASURED_SPREAD) ** -2)
     assert known.spread.fast_on[2] == pytest.approx((1 + FITTED_SPREAD) ** -2)
+    [told] = [line for line in ask(asking, job_body(options__max_workers=2)).evidence if line.startswith("speed (")]
+    assert told.endswith("; on 2 it was never measured, and is predicted from the others")
+    [told] = [line for line in ask(asking, job_body(options__max_workers=1)).evidence if line.startswith("speed (")]
+    assert told.endswith("by number of workers")
 
 
 def test_many_runs_tell_their_own_spread(asking, promising):

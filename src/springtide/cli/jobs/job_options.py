@@ -17,7 +17,7 @@ from springtide.cli.session import Session, refuse
 from springtide.client.folders.choice import FolderWish, chosen_folder, code_files
 from springtide.client.functions import Task
 from springtide.client.goals import TrainKeywords, TrainOptions
-from springtide.client.sources.library_use import library_of
+from springtide.client.sources.library_use import library_of, trains_alone
 from springtide.client.sources.source import SourceFile, name_from, read_source
 from springtide.core.options.jobs import JOB_OPTIONS
 from springtide.core.options.library_versions import untested_package
@@ -111,9 +111,20 @@ def with_secrets(session: Session, asked: JobRequest) -> JobRequest:
 def library_warning(asked: JobRequest) -> str:
     """That the job will have one worker if its library is installed there as it is here; empty if nothing is known.
 
-    What an environment of its own will have is known only there.
+    What an environment of its own will have is known only there. Or that each of several workers trains the same.
     """
     values = asked.options.values
+    source, workers = asked.source, values["workers"]
+    if (
+        source.kind == "script"
+        and not source.library
+        and str(workers) not in ("1", "1..1")
+        and trains_alone(source.text)
+    ):
+        return (
+            f"warning: {source.filename} asks for no other processes, so that each of its workers trains the same by "
+            "itself; give it --workers 1, or three lines with springtide.adopt()"
+        )
     if values["requirements"] or values["python"]:
         return ""
     told = untested_package(asked.source.library)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -20,6 +21,44 @@ _PACKAGES: Mapping[str, tuple[Library, str]] = MappingProxyType(
         "transformers": ("transformers", "train"),
     }
 )
+
+
+# What a script may import without getting a group of processes by it.
+_WITHOUT_GROUP = {
+    "torch",
+    "torchvision",
+    "torchaudio",
+    "numpy",
+    "scipy",
+    "pandas",
+    "sklearn",
+    "matplotlib",
+    "PIL",
+    "tqdm",
+}
+# Modules and variables by which a script finds others, or starts them.
+_GROUP = {"distributed", "subprocess", "multiprocessing", "RANK", "LOCAL_RANK", "WORLD_SIZE"}
+
+
+def trains_alone(text: str) -> bool:
+    """Whether a script's text shows that it asks for no other processes: each of several would train by itself."""
+    tree = _parsed(text)
+    if tree is None:
+        return False
+    packages, words = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            words |= {word for alias in node.names for word in alias.name.split(".")}
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            words |= {*(node.module or "").split("."), *(alias.name for alias in node.names)}
+            packages.add("." if node.level else (node.module or "").partition(".")[0])
+        elif isinstance(node, ast.Attribute):
+            words.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            words.add(node.value)
+    is_plain = "torch" in packages and packages <= _WITHOUT_GROUP | sys.stdlib_module_names
+    return is_plain and not words & _GROUP
 
 
 def library_of(*texts: str) -> Library:

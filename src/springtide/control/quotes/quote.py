@@ -44,13 +44,14 @@ class SpeedRange(msgspec.Struct, frozen=True, kw_only=True):
     """Between which factors of its planned time a run's time lies in four runs of five.
 
     The default is for a given profile: ten per cent either way. `fast_on` replaces `fast` for some numbers of workers.
-    `source` names what the speed is based on.
+    `source` names what the speed is based on, `measured_on` numbers of workers; empty: each speed was given.
     """
 
     fast: float = 0.9
     slow: float = 1.1
     fast_on: Mapping[int, float] = {}
     source: str = "profile"
+    measured_on: frozenset[int] = frozenset()
 
     def around(self, value: float, num_workers: int) -> Range:
         """The range of a value that is proportional to the time of a run on `num_workers`."""
@@ -323,7 +324,10 @@ class _QuoteBuilder:
             speeds = ", ".join(f"{self._curve.rate(n) * batch:.4g} on {n}" for n in sizes[:6])
             share = share_of(self._job)
             part = "" if share is None else f" with {share.request:g} of each device"
-            lines.append(f"speed ({self._spread.source}): {speeds} {unit}/s by number of workers{part}")
+            known = self._spread.measured_on
+            guessed = ", ".join(str(n) for n in sizes[:6] if known and n not in known)
+            guess = f"; on {guessed} it was never measured, and is predicted from the others" if guessed else ""
+            lines.append(f"speed ({self._spread.source}): {speeds} {unit}/s by number of workers{part}{guess}")
             lines.append(f"{answer.view.total_steps} steps{'' if self._job.has_own_batch else f' of {batch} samples'}")
         total = self._pools.num_devices
         lines.append(f"{self._pools.num_free()} of {total} devices free now{self._holders(': ', '')}")

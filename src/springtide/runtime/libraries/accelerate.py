@@ -141,16 +141,20 @@ class AccelerateFit:
     def iterate(self, iterate: Callable[[], Iterator[Any]], shard: Any) -> Iterator[Any]:
         """Go through a prepared loader; of the one to train on, through this worker's parts of its batches."""
         if self._trains_on(shard):
-            return self._train(shard)
+            return self._train(iterate, shard)
         return self._first(iterate, shard) if self._is_void else iterate()
 
     def _first(self, iterate: Callable[[], Iterator[Any]], shard: Any) -> Iterator[Any]:
         yield from itertools.islice(iterate(), 1)
         shard.end()
 
-    def _train(self, shard: Any) -> Iterator[Any]:
+    def _train(self, iterate: Callable[[], Iterator[Any]], shard: Any) -> Iterator[Any]:
         if self._loader is None:
             self._attach(shard)
+        if shard is not self._shard:
+            # Both were asked for, as by zip, before one was read.
+            yield from iterate()
+            return
         assert self._loader is not None
         assert self._state is not None
         epoch, position = self._num_iterations, 0

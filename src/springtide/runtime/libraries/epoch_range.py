@@ -36,6 +36,12 @@ def num_rounds(frames: Sequence[FrameType]) -> int | None:
     return None
 
 
+def is_repeated(frames: Sequence[FrameType]) -> bool:
+    """Whether a `for` runs around the call in the innermost of these frames, unless it is known to go round once."""
+    loops = [(loop, frame) for frame in frames for loop in _loops_at(frame) if isinstance(loop, ast.For)]
+    return any(_length(loop, frame) != 1 for loop, frame in loops)
+
+
 def _loops_at(frame: FrameType) -> list[ast.For | ast.While]:
     """The loops around the line that runs in this frame, outermost first."""
     text = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))

@@ -155,12 +155,16 @@ class FabricFit:
     def iterate(self, iterate: Callable[[], Iterator[Any]], loader: Any) -> Iterator[Any]:
         """Go through a loader; of the one to train on, through this worker's parts of its batches."""
         if self._trains_on(loader):
-            return self._train(loader)
+            return self._train(iterate, loader)
         return itertools.islice(iterate(), 1) if self._is_void else iterate()
 
-    def _train(self, trained: Any) -> Iterator[Any]:
+    def _train(self, iterate: Callable[[], Iterator[Any]], trained: Any) -> Iterator[Any]:
         if self._loader is None:
             self._attach(trained)
+        if trained is not self._trained:
+            # Both were asked for, as by zip, before one was read.
+            yield from iterate()
+            return
         assert self._loader is not None
         assert self._state is not None
         epoch, position = self._num_iterations, 0

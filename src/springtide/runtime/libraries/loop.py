@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,24 @@ from springtide.runtime.data.shards import GlobalBatch, rank_bounds, seed_everyt
 from springtide.runtime.elastic.steps.library import LibrarySteps
 from springtide.runtime.elastic.steps.library_turns import LibraryTurns
 from springtide.runtime.elastic.trainer import Trainer
+from springtide.runtime.libraries.carried import CarriedTensors
+from springtide.runtime.libraries.epoch_range import is_repeated
+from springtide.runtime.libraries.loop_variables import program_frames
+from springtide.runtime.libraries.loss_graph import compares_samples, is_weighted_mean
 from springtide.runtime.process.exits import WorkerExit
+
+COMPUTED_AGAIN = (
+    "the optimizer has the loss computed several times in a step, as L-BFGS does, and decides by a loss that is of one "
+    "worker's part of the batch; use another one"
+)
+
+
+_WEIGHTED = (
+    "springtide: the loss is a mean over weights of classes, or over targets of which some are ignored; several "
+    "workers weight their parts by the number of samples, as DistributedDataParallel does, and not by these\n"
+)
+# In how many of its first steps a program is looked at for what cannot be divided.
+_NUM_LOOKS = 3
 
 
 class NotDivisible(InvalidRequest):
@@ -73,6 +91,13 @@ class LibraryLoop:
         # Called before gradients of these parameters are clipped.
         self.before_clip: Callable[[list[torch.Tensor]], None] = lambda parameters: None
         self._state: LibraryState | None = None
+        # Whether the program has read a batch of another DataLoader since it got the present pass.
+        self._reads_another = False
+        # In the first steps: how many more the program is looked at in, and what it carries from batch to batch.
+        self._num_looks = _NUM_LOOKS
+        self._carried = CarriedTensors()
+        self._model: torch.nn.Module | None = None
+        self._is_warned = False
 
     @property
     def seed(self) -> int:
@@ -97,11 +122,11 @@ class LibraryLoop:
         return self._trainer.metrics
 
     def check_first(self) -> None:
-        """Raise InvalidRequest if the program has trained already: only one training of a job is elastic."""
-        if self.is_attached:
-            raise InvalidRequest(
-                "this program trains twice, and only one call of fit() or train() can be elastic; make each a program "
-                "of its own, or give the job one number of workers, as --workers 1"
+        """Raise InvalidRequest if the program has trained already, or will again: only one training is elastic."""
+        if self.is_attached or is_repeated(program_frames()):
+            raise NotDivisible(
+                "the program trains several times, as in a cross-validation, and only one call of fit() or train() can "
+                "be elastic; make each a program of its own"
             )
 
     def attach(
@@ -117,7 +142,7 @@ class LibraryLoop:
         `state` is the rest of the library's state. `takes_turns`: the program calls its optimizers' steps itself.
         Raises InvalidRequest where it cannot move.
         """
-        self.is_attached, self._state = True, state
+        self.is_attached, self._state, self._model = True, state, model
         self._left(lambda: self._trainer.attach(model, optimizers, [state], takes_turns=takes_turns))
         self._steps = self._trainer.library_steps
         self.on_group()
@@ -134,6 +159,7 @@ class LibraryLoop:
                 "one worker, --workers 1"
             )
         self.end()
+        num_before = len(self.part(len(self._passes) - 1)) if self._passes else 0
         self._passes = [tuple(ids) for ids in passes]
         self._pass_size, self._epoch = pass_size, epoch
         batch = self._batch()
@@ -143,6 +169,10 @@ class LibraryLoop:
             assert self._state is not None
             self._state.keep()
         self.is_in_step, self._is_exchanged, self._is_elsewhere = True, False, False
+        self._num_looks -= 1
+        self._carried.used()
+        if self._num_looks >= 0 and self._model is not None:
+            self._carried.watch(self._model, program_frames(), num_before)
         if self._trainer.membership.generation != generation:
             self.on_group()
 
@@ -189,7 +219,8 @@ class LibraryLoop:
         return len(self._passes[number]) / sum(len(ids) for ids in self._passes)
 
     def seed_pass(self, number: int) -> None:
-        """Seed the random generators for a pass, by its step and this worker's rank."""
+        """A pass begins: seed the random generators for it, by its step and this worker's rank."""
+        self._reads_another = False
         seed_everything(self.seed, self.step, number * self.world_size + self.rank)
 
     def has_part(self, number: int) -> bool:
@@ -216,6 +247,9 @@ class LibraryLoop:
         losses of all workers are parts of one sum already, so that no part has another weight.
         """
         assert isinstance(self._steps, LibrarySteps)
+        if self._is_exchanged:
+            raise NotDivisible(COMPUTED_AGAIN)
+        self._check_pass(number, loss)
         share = self._share(number)
         part = float(share > 0.0) if is_summed else share
         _weight_root(loss, part)
@@ -225,11 +259,39 @@ class LibraryLoop:
     def weigh_turn(self, number: int, loss: torch.Tensor, told: torch.Tensor) -> None:
         """Where optimizers take turns, before the backward pass of a loss of pass `number`: as `weigh`."""
         assert isinstance(self._steps, LibraryTurns)
+        self._check_pass(number, loss)
         if self._is_exchanged:
             self._trainer.turn_begins()
         part = self._share(number)
         _weight_root(loss, part)
         self._steps.add_loss(told * part)
+
+    def note_other_batch(self) -> None:
+        """The program has read a batch of a DataLoader that is not divided."""
+        self._reads_another = self.is_in_step and torch.is_grad_enabled()
+
+    def _check_pass(self, number: int, loss: torch.Tensor) -> None:
+        """Raise NotDivisible for a loss that is not that of parts of the batch."""
+        if self._reads_another:
+            raise NotDivisible(
+                "the program trains on batches of several DataLoaders at once, of which only one can be divided; join "
+                "their datasets in one, of which a sample has a part of each"
+            )
+        if self._num_looks < 0:
+            return
+        if name := self._carried.used():
+            raise NotDivisible(
+                f"the program carries a tensor with a row for each sample from one batch to the next, in {name!r}, as "
+                "a hidden state; a worker has other rows of each batch once the group has changed"
+            )
+        if compares_samples(loss, len(self.part(number))):
+            raise NotDivisible(
+                "the loss compares the samples of a batch with each other, as with in-batch negatives, and workers "
+                "would compare those of their parts only"
+            )
+        if not self._is_warned and is_weighted_mean(loss):
+            self._is_warned = True
+            sys.stderr.write(_WEIGHTED)
 
     def exchange_turn(self, place: int | None) -> Exchanged:
         """Before the optimizer at `place` updates: make the gradients of its parameters those of the whole batch.

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
 from springtide.core.errors import InvalidRequest
@@ -109,6 +110,18 @@ class PartLoader:
         self._pass_size = max((len(ids) for ids in self._batches), default=1)
         self._epoch = epoch
         return len(self._batches)
+
+
+def watch_loaders(note: Callable[[], None]) -> None:
+    """Have `note` called after each batch that a program reads from a DataLoader by itself."""
+    read = _BaseDataLoaderIter.__next__
+
+    def __next__(iterator: _BaseDataLoaderIter) -> Any:
+        batch = read(iterator)
+        note()
+        return batch
+
+    _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign, assignment]
 
 
 def _check(loader: Any) -> None:

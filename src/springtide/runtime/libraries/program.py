@@ -12,8 +12,9 @@ from springtide.core.workload import Entrypoint, Library
 from springtide.runtime.elastic.trainer import Trainer
 from springtide.runtime.libraries.import_hook import ModulePatch
 from springtide.runtime.libraries.loop import LOOP, LibraryLoop, NotDivisible
+from springtide.runtime.libraries.part_loader import watch_loaders
 from springtide.runtime.libraries.turns import watch_clipping
-from springtide.runtime.script import run_file
+from springtide.runtime.script import WORLD_VARIABLES, run_file
 
 _CALLS: Mapping[Library, str] = MappingProxyType(
     {
@@ -22,12 +23,10 @@ _CALLS: Mapping[Library, str] = MappingProxyType(
         "accelerate": "a loop over a DataLoader that accelerator.prepare() has returned",
     }
 )
-# What tells libraries that other processes train with them.
-_WORLD = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class CannotBeResized(Exception):
-    """What the program does cannot be divided, which was found before it was in a group. The text says why."""
+    """What the program does cannot be divided. The text says why."""
 
 
 def run_program(trainer: Trainer, entrypoint: Entrypoint) -> None:
@@ -36,7 +35,7 @@ def run_program(trainer: Trainer, entrypoint: Entrypoint) -> None:
     Raises WorkerExit, CannotBeResized, what the program raises, and RuntimeError if it has trained nothing.
     """
     LOOP.loop = loop = LibraryLoop(trainer)
-    for name in _WORLD:
+    for name in WORLD_VARIABLES:
         os.environ.pop(name, None)
     _install(entrypoint.library, loop)
     try:
@@ -45,7 +44,7 @@ def run_program(trainer: Trainer, entrypoint: Entrypoint) -> None:
         # The library may have made another error of it.
         if loop.exit is not None:
             raise loop.exit from None
-        if isinstance(error, NotDivisible) and not loop.is_attached:
+        if isinstance(error, NotDivisible):
             raise CannotBeResized(error.reason) from error
         raise
     if loop.exit is not None:
@@ -65,6 +64,7 @@ def run_program(trainer: Trainer, entrypoint: Entrypoint) -> None:
 def _install(library: Library, loop: LibraryLoop) -> None:
     """Have the library's loop run by `loop` once the program imports it."""
     watch_clipping(lambda parameters: loop.before_clip(parameters))
+    watch_loaders(loop.note_other_batch)
     if library == "lightning":
         # For its Trainer Lightning asks by itself.
         from springtide.runtime.libraries.fabric import patch_fabric

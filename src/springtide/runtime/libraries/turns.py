@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from springtide.runtime.libraries.loop import Exchanged, LibraryLoop, NotDivisible
+from springtide.runtime.libraries.loop import COMPUTED_AGAIN, Exchanged, LibraryLoop, NotDivisible
 
 
 class StepAgain(BaseException):
@@ -46,11 +47,20 @@ class OptimizerTurns:
         # A gradient that was there when the step began, and whether it was in the last backward pass.
         self._left: list[tuple[torch.Tensor, torch.Tensor] | None] = []
         self._is_carried = [False] * len(self._optimizers)
+        # Whether an optimizer's step runs, and whether it has exchanged already.
+        self._is_updating = self._is_decided = False
+        self._places = {id(one): place for place, parameters in enumerate(self._parameters) for one in parameters}
         for optimizer in optimizers:
-            optimizer.register_step_post_hook(self._after_update)
+            optimizer.register_step_pre_hook(self._before_step)
+        # Also of those that another one has made for its parameters.
+        register_optimizer_step_post_hook(self._after_update)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
+        self._is_updating, self._is_decided = True, False
 
     def _after_update(self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
-        if self._place(optimizer) in self._own:
+        self._is_updating = False
+        if any(self._places.get(id(one)) in self._own for one in _parameters(optimizer)):
             raise NotDivisible(
                 "an optimizer has updated past the library, with gradients of one worker's part of the batch; call "
                 "step() of the optimizer that the library has returned"
@@ -59,6 +69,7 @@ class OptimizerTurns:
     def begin_step(self) -> None:
         """A step begins: its first pass comes next."""
         self._own, self._exchanged, self._updated = set(), {}, set()
+        self._is_updating = False
         self._is_carried = [False] * len(self._optimizers)
         self._left = [
             next(((one, one.grad) for one in parameters if one.grad is not None), None)
@@ -70,6 +81,8 @@ class OptimizerTurns:
 
         The loss of the step that is told is the sum of `told` over all backward passes.
         """
+        if self._is_updating and self._is_decided:
+            raise NotDivisible(COMPUTED_AGAIN)
         self._is_carried = [_is_there(left) for left in self._left]
         for place in list(self._exchanged):
             if _is_zeroed(self._parameters[place]):
@@ -125,6 +138,7 @@ class OptimizerTurns:
         if any(versions) and versions != self._seen[place]:
             raise NotDivisible(f"gradients were changed after their backward pass, or {self._changed}")
         self._own.discard(place)
+        self._is_decided = True
         return self._loop.exchange_turn(place)
 
     def _place(self, optimizer: Any) -> int | None:

@@ -90,7 +90,13 @@ def _speed_of(view: ViewLike, request: JobIn, runs: list[JobRecord]) -> Experien
     return Experience(
         total_steps=total_steps,
         steps_per_s=rates,
-        spread=SpeedRange(fast=min(fast.values()), slow=1.0, fast_on=fast, source=f"history of {_runs(len(runs))}"),
+        spread=SpeedRange(
+            fast=min(fast.values()),
+            slow=1.0,
+            fast_on=fast,
+            source=f"history of {_runs(len(runs))}",
+            measured_on=frozenset(measured),
+        ),
         belief=SpeedBelief(slower={0: 1.0 + FITTED_SPREAD, **{count: slow[count] for count in measured}}),
         outcomes=view.outcomes,
     )
