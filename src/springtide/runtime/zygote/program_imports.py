@@ -188,9 +188,10 @@ def _is_changing(tree: ast.AST) -> bool:
     """Whether a file may change the environment or where modules are found; reading the environment is none of it."""
     read: set[int] = set()
     for node in ast.walk(tree):
-        is_taken = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
-        if is_taken or (isinstance(node, ast.Attribute) and node.attr in _READERS):
-            read.add(id(node.value))
+        if isinstance(node, ast.Subscript):
+            read |= {id(node.value)} if isinstance(node.ctx, ast.Load) else set()
+        elif isinstance(node, ast.Attribute):
+            read |= {id(node.value)} if node.attr in _READERS else set()
         elif isinstance(node, ast.Compare):
             read |= {id(each) for each in node.comparators}
         elif isinstance(node, ast.Dict):
