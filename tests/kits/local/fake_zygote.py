@@ -51,7 +51,7 @@ def main() -> None:
                     os._exit(5)
                 if request.spec.workload.params.get("zygote") == "hold":
                     link.sendall(wire.encode_frame(wire.Held(replica_id=request.spec.replica_id)))
-                    time.sleep(1.0)
+                    time.sleep(7.0)
                 with tempfile.NamedTemporaryFile(
                     dir=Path(request.spec.work_dir).parent.parent, suffix=".spec", delete=False
                 ) as file:
