@@ -28,6 +28,13 @@ def test_the_names_of_libraries_are_found_in_the_program_and_its_own_files(tmp_p
     assert names(tmp_path, "import lightning\nthis is no Python") == ()
 
 
+def test_what_an_accelerator_imports_later_is_imported_ahead_too(tmp_path):
+    assert names(tmp_path, "from accelerate import Accelerator") == (
+        ("accelerate", "Accelerator"),
+        ("torch._dynamo", ""),
+    )
+
+
 def test_relative_imports_are_followed(tmp_path):
     (tmp_path / "pack" / "deep").mkdir(parents=True)
     for place in ("pack", "pack/deep"):

@@ -238,7 +238,9 @@ def _libraries_of(zygote: int) -> list[str]:
     except OSError:
         return []
     titles = [line.split() for pid, line in _command_lines() if str(pid) in children]
-    return sorted({word for title in titles if title[:2] == ["springtide", "libraries"] for word in title[2:]})
+    return sorted(
+        {word for title in titles if title[:2] == ["springtide", "libraries"] for word in title[2:]} - {"torch"}
+    )
 
 
 def _command_lines() -> Iterator[tuple[int, str]]:

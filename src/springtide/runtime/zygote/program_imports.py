@@ -59,6 +59,8 @@ _QUIET = frozenset(
         "yaml",
     }
 )
+# What an Accelerator imports itself as soon as it prepares a model.
+_OF_ACCELERATOR = ("torch._dynamo", "")
 _MAX_FILES = 64
 _MAX_CHARS = 512_000
 # Of the folders that a program imports from. More are not looked through.
@@ -104,6 +106,8 @@ def imports_of(entrypoint: Entrypoint, working_directory: str) -> ProgramImports
         return ProgramImports()
     if any(_top(module) in modules for module, _ in names):
         return ProgramImports()
+    if ("accelerate", "Accelerator") in names:
+        names.add(_OF_ACCELERATOR)
     return ProgramImports(names=tuple(sorted(names)), modules=frozenset(modules), folders=frozenset(folders))
 
 
