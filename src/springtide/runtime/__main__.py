@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
 
         exit_now(run_pod_worker(_read(options.spec, WorkerSpec)))
     if options.command == "zygote":
-        from springtide.runtime.zygote import run_zygote
+        from springtide.runtime.zygote.process import run_zygote
 
         return run_zygote(options.socket)
     if options.command == "environment":

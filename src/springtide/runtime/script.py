@@ -19,6 +19,7 @@ from springtide.core.workload import Entrypoint, ReplicaId, TrainingJob
 from springtide.runtime.elastic.reporting import PROGRESS_INTERVAL_S, WINDOW_S
 from springtide.runtime.libraries.import_hook import ModulePatch
 from springtide.runtime.process.control_link import ControlLink
+from springtide.runtime.process.entry import add_import_roots
 from springtide.runtime.script_reports import REPORTS, ScriptReport
 
 # What tells libraries that other processes train with them.
@@ -158,9 +159,7 @@ def leave_accelerate_alone() -> None:
 def run_file(entrypoint: Entrypoint) -> int:
     """Run the file as `__main__` and return its exit code. Raises what it raises."""
     path = Path(entrypoint.source_path)
-    for root in (str(path.parent), entrypoint.import_root):
-        if root and root not in sys.path:
-            sys.path.insert(0, root)
+    add_import_roots(entrypoint)
     sys.argv = [str(path), *entrypoint.args]
     try:
         runpy.run_path(str(path), run_name="__main__")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -37,17 +39,21 @@ from springtide.runtime.process.control_link import ControlLink
 from springtide.runtime.process.deferred_compiler import defer_compiler
 from springtide.runtime.process.device_seen import device_seen
 from springtide.runtime.process.devices import worker_devices
-from springtide.runtime.process.entry import as_function, describe_error, load_object
+from springtide.runtime.process.entry import add_import_roots, as_function, describe_error, load_object
 from springtide.runtime.process.exits import EXIT_CRASHED, EXIT_FENCED, WorkerExit, exit_at, exit_now
 from springtide.runtime.process.job_folder import enter_job, hand_in_results
 from springtide.runtime.process.memory import keep_freed_memory
 from springtide.runtime.process.redaction import redact_output
 from springtide.runtime.process.user_environment import set_user_environment
 from springtide.runtime.script import ScriptReporter, is_peer_lost, run_script
+from springtide.runtime.zygote.libraries import import_libraries
 
 
-def run_worker(spec: WorkerSpec) -> int:
-    """Run the worker that `spec` describes; returns its exit code: 0 if it finished or left, 1 if user code failed."""
+def run_worker(spec: WorkerSpec, libraries: Sequence[tuple[str, str]] = ()) -> int:
+    """Run the worker that `spec` describes; returns its exit code: 0 if it finished or left, 1 if user code failed.
+
+    `libraries` are what its program imports that other workers of it may have been forked with.
+    """
     torch.set_num_threads(max(1, spec.num_threads))
     defer_compiler()
     os.environ.update(spec.environment)
@@ -73,14 +79,16 @@ def run_worker(spec: WorkerSpec) -> int:
     try:
         if entrypoint.is_plain_script:
             return _run_script_worker(spec, link, entrypoint)
-        return _run_trainer(spec, link, entrypoint)
+        return _run_trainer(spec, link, entrypoint, libraries)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         link.close()
 
 
-def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) -> int:
+def _run_trainer(
+    spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint, libraries: Sequence[tuple[str, str]]
+) -> int:
     job = spec.workload
     assert isinstance(job, TrainingJob)
     keep_freed_memory()
@@ -95,9 +103,14 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
         trainer, TrainerArtifacts(trainer), Path(spec.work_dir), devices, job.params, spec.store_url
     )
     try:
+        enter_job(spec)
+        if libraries:
+            add_import_roots(entrypoint)
+            with contextlib.suppress(Exception):
+                # Before seeding, because some of them draw random numbers. What fails here fails in the program.
+                import_libraries(libraries)
         # Seeded alike on every worker: a first group copies no state, so each must build the same initial model.
         seed_everything(job.seed)
-        enter_job(spec)
         if entrypoint.library == "springtide":
             run_adopted(context, trainer, entrypoint)
             return _end(trainer, spec)
@@ -246,10 +259,10 @@ def _run_script_worker(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoi
     return 0
 
 
-def main(spec: WorkerSpec) -> int:
+def main(spec: WorkerSpec, libraries: Sequence[tuple[str, str]] = ()) -> int:
     """Run a worker process; every error becomes an exit code."""
     try:
-        return run_worker(spec)
+        return run_worker(spec, libraries)
     except Exception:
         traceback.print_exc()
         return 1

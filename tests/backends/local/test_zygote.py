@@ -17,6 +17,7 @@ import pytest
 from kits.local.local_platform import FAKE_ZYGOTE, Platform, start
 from springtide.backends.control_channel.reactor import Reactor
 from springtide.backends.local import executor
+from springtide.backends.local import zygote as zygote_module
 from springtide.backends.local.zygote import CODE, ZygoteClient, code_stamp, has_stamp
 from springtide.core.actions import StopReplica
 from springtide.core.events import ReplicaLost, ReplicaReady, ReplicaStopped
@@ -73,6 +74,18 @@ def test_a_request_that_kills_the_zygote_is_given_up(zygote_platform_of: Callabl
     assert "died" in platform.until(ReplicaLost).reason
     platform.executor.start(start("r1"))
     platform.until(ReplicaReady)
+
+
+@pytest.mark.slow
+def test_a_zygote_that_says_that_a_worker_waits_for_an_import_is_given_longer(
+    zygote_platform_of: Callable[..., Platform], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygote_module, "ANSWER_TIMEOUT_S", 5.0)
+    platform = zygote_platform_of()
+    platform.executor.recover(Standing())
+    platform.executor.start(start("r0", zygote="hold"))
+    platform.until(ReplicaReady)
+    assert platform.executor.counts()["spawns"] == 1
 
 
 def test_a_zygote_that_does_not_come_up_loses_the_start(zygote_platform_of: Callable[..., Platform]) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,3 +137,26 @@ def test_no_colour_is_written_as_an_escape(springtide: Run, monkeypatch: pytest.
     output = springtide("doctor").output
     assert "fail  torch" in output
     assert "\\x1b" not in output
+
+
+def test_what_workers_need_not_import_is_told(
+    tmp_path: Path,
+) -> None:
+    # Doubles with the command lines of a zygote and of its process with libraries.
+    title = "import setproctitle, time; setproctitle.setproctitle('springtide libraries lightning'); time.sleep(60)"
+    script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {title!r}])"
+    words = f"springtide.runtime zygote --socket {tmp_path.resolve() / 'run'}"
+    with subprocess.Popen([sys.executable, "-c", script, *words.split()]) as zygote:
+        children = Path(f"/proc/{zygote.pid}/task/{zygote.pid}/children")
+        limit_s = time.monotonic() + 30.0
+        while not children.read_text() and time.monotonic() < limit_s:
+            time.sleep(0.01)
+        child = int(children.read_text())
+        while not Path(f"/proc/{child}/cmdline").read_bytes().startswith(b"springtide") and time.monotonic() < limit_s:
+            time.sleep(0.01)
+        try:
+            (check,) = doctor._check_zygote(tmp_path, platform_pid=os.getpid())
+        finally:
+            os.kill(child, signal.SIGKILL)
+            zygote.kill()
+    assert "without importing torch, lightning" in check.text

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import msgspec
@@ -48,6 +49,9 @@ def main() -> None:
                 assert isinstance(request, wire.SpawnRequest)
                 if request.spec.workload.params.get("zygote") == "die":
                     os._exit(5)
+                if request.spec.workload.params.get("zygote") == "hold":
+                    link.sendall(wire.encode_frame(wire.Held(replica_id=request.spec.replica_id)))
+                    time.sleep(7.0)
                 with tempfile.NamedTemporaryFile(
                     dir=Path(request.spec.work_dir).parent.parent, suffix=".spec", delete=False
                 ) as file:

@@ -11,6 +11,8 @@ from springtide.core.wire.workers import Failed
 def failure(plane, library):
     of_library(plane, library).start("a")
     plane.wait(lambda: plane.of(Failed, "a"), "Failed")
+    # The next plane takes the zygote over, and with it what this one would wait for at its end.
+    plane.wait_exit("a", code=1)
     return plane.of(Failed, "a")[0].error
 
 

@@ -15,7 +15,7 @@ import springtide
 from springtide.backends.control_channel.reactor import FramedConnection, Reactor, Timer
 from springtide.backends.processes import ProcessIdentity, identify, last_line, live_stat, reap, spawn_detached
 from springtide.core.errors import BackendError
-from springtide.core.wire.workers import ChildExited, Spawned, SpawnRequest, WorkerSpec, ZygoteMessage
+from springtide.core.wire.workers import ChildExited, Held, Spawned, SpawnRequest, WorkerSpec, ZygoteMessage
 from springtide.core.workload import ReplicaId
 
 _log = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ CONNECT_INTERVAL_S = 0.05
 # Seconds. A zygote imports torch first: that takes seconds on an idle machine, a minute on an overloaded one.
 START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 20.0
+# For a worker that waits for an import: longer than the zygote lets an import take.
+HELD_TIMEOUT_S = 150.0
 MAX_STARTS_IN_A_ROW = 3
 _OLD_EVENTS_S = 0.3
 
@@ -228,6 +230,10 @@ class ZygoteClient:
             notify = self._on_spawned if message.replica_id in self._requested else self._on_stray
             self.withdraw(message.replica_id)
             notify(message.replica_id, message.pid)
+        elif isinstance(message, Held):
+            if message.replica_id in self._requested:
+                self.withdraw(message.replica_id)
+                self._requested[message.replica_id] = self._reactor.after(HELD_TIMEOUT_S, self._give_up)
         elif isinstance(message, ChildExited):
             self._on_exited(message.replica_id, message.pid, message.exit_code)
 

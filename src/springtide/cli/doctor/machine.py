@@ -220,7 +220,8 @@ def _check_zygote(state_dir: Path, platform_pid: int) -> Iterator[Check]:
         if "springtide.runtime zygote" in line and any(place in line for place in places)
     ]
     if found:
-        yield Check("zygote", "ok", f"pid {min(found)}: workers start without importing torch")
+        ahead = ", ".join(["torch", *_libraries_of(min(found))])
+        yield Check("zygote", "ok", f"pid {min(found)}: workers start without importing {ahead}")
     elif is_alive(platform_pid):
         yield Check(
             "zygote",
@@ -228,6 +229,18 @@ def _check_zygote(state_dir: Path, platform_pid: int) -> Iterator[Check]:
             "no process to fork workers from yet",
             f"it starts with the first worker; if not, {state_dir / 'platform.log'} says why",
         )
+
+
+def _libraries_of(zygote: int) -> list[str]:
+    """What the zygote's processes with libraries have imported, by their titles."""
+    try:
+        children = set(Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split())
+    except OSError:
+        return []
+    titles = [line.split() for pid, line in _command_lines() if str(pid) in children]
+    return sorted(
+        {word for title in titles if title[:2] == ["springtide", "libraries"] for word in title[2:]} - {"torch"}
+    )
 
 
 def _command_lines() -> Iterator[tuple[int, str]]:

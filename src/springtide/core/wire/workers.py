@@ -300,7 +300,13 @@ class ChildExited(msgspec.Struct, frozen=True, kw_only=True, tag_field="zygote",
     exit_code: int
 
 
-ZygoteMessage = SpawnRequest | Spawned | ChildExited
+class Held(msgspec.Struct, frozen=True, kw_only=True, tag_field="zygote", tag=True):
+    """From the zygote: the worker is forked later, from a process that is importing its program's libraries now."""
+
+    replica_id: ReplicaId
+
+
+ZygoteMessage = SpawnRequest | Spawned | ChildExited | Held
 
 _ENCODER = msgspec.msgpack.Encoder()
 

@@ -1,4 +1,4 @@
-"""Patching a library's module when the program imports it."""
+"""Patching a library's module when the program imports it, or before, where it was imported ahead of the program."""
 
 from __future__ import annotations
 
@@ -35,6 +35,14 @@ class ModulePatch(MetaPathFinder):
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+def patch_module(module: str, patch: Callable[[Any], None]) -> None:
+    """Have a module patched: now if this process has it already, else as soon as it is imported."""
+    if module in sys.modules:
+        patch(sys.modules[module])
+    else:
+        sys.meta_path.insert(0, ModulePatch(module, patch))
 
 
 def around(before: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from springtide.core.workload import Entrypoint, Library
 from springtide.runtime.elastic.trainer import Trainer
-from springtide.runtime.libraries.import_hook import ModulePatch
+from springtide.runtime.libraries.import_hook import patch_module
 from springtide.runtime.libraries.loop import LOOP, LibraryLoop, NotDivisible
 from springtide.runtime.libraries.part_loader import watch_loaders
 from springtide.runtime.libraries.turns import watch_clipping
@@ -70,15 +69,15 @@ def _install(library: Library, loop: LibraryLoop) -> None:
         from springtide.runtime.libraries.fabric import patch_fabric
 
         for package in ("lightning.fabric", "lightning_fabric"):
-            sys.meta_path.insert(0, ModulePatch(f"{package}.fabric", lambda module: patch_fabric(module, loop)))
+            patch_module(f"{package}.fabric", lambda module: patch_fabric(module, loop))
     elif library == "transformers":
         from springtide.runtime.libraries.transformers import patch_trainer
 
-        sys.meta_path.insert(0, ModulePatch("transformers.trainer", patch_trainer))
+        patch_module("transformers.trainer", patch_trainer)
     elif library == "accelerate":
         from springtide.runtime.libraries.accelerate import patch_accelerator
 
         def patch(module: Any) -> None:
             patch_accelerator(module, loop)
 
-        sys.meta_path.insert(0, ModulePatch("accelerate.accelerator", patch))
+        patch_module("accelerate.accelerator", patch)

@@ -21,8 +21,7 @@ def load_object(entrypoint: Entrypoint, module_name: str) -> Any:
     Raises InvalidRequest if there is no such file or object, and whatever importing the file raises.
     """
     path = Path(entrypoint.source_path)
-    if entrypoint.import_root and entrypoint.import_root not in sys.path:
-        sys.path.insert(0, entrypoint.import_root)
+    add_import_roots(entrypoint)
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise InvalidRequest(f"{path.name} is not a Python file")
@@ -35,6 +34,14 @@ def load_object(entrypoint: Entrypoint, module_name: str) -> Any:
             raise InvalidRequest(f"{path.name} has no {entrypoint.object_name!r}")
         found = getattr(found, part)
     return found
+
+
+def add_import_roots(entrypoint: Entrypoint) -> None:
+    """Have the entrypoint's file find its neighbours first, as it did where it was submitted."""
+    own = str(Path(entrypoint.source_path).parent) if entrypoint.kind == "script" else ""
+    for root in (own, entrypoint.import_root):
+        if root and root not in sys.path:
+            sys.path.insert(0, root)
 
 
 def as_function(found: Any) -> Callable[[Any], None]:

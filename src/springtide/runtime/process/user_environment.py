@@ -8,7 +8,7 @@ from pathlib import Path
 
 from springtide.core.containers import SECRETS_VARIABLE
 from springtide.core.wire.workers import WorkerSpec
-from springtide.core.workload import TrainingJob
+from springtide.core.workload import InferenceService, TrainingJob
 from springtide.runtime.process.redaction import Redactor
 from springtide.runtime.process.tracker_variables import tracker_variables
 from springtide.storage.secrets import read_secrets
@@ -20,18 +20,22 @@ def set_user_environment(spec: WorkerSpec) -> Redactor:
     Experiment trackers find the job's id, unless the environment says otherwise.
     Returns what replaces the values of secrets in the process's output. Raises StorageError if they are not there.
     """
-    if isinstance(spec.workload, TrainingJob):
-        job = spec.workload
-        os.environ.update({"SPRINGTIDE_JOB_ID": job.job_id, "SPRINGTIDE_JOB_NAME": job.name})
-        for name, value in tracker_variables(job).items():
-            os.environ.setdefault(name, value)
-    os.environ.update(spec.workload.env)
+    os.environ.update(user_variables(spec.workload, os.environ))
     asked = spec.workload.secrets
     if asked is None:
         return Redactor(container_secrets(os.environ))
     values = read_secrets(Path(spec.work_dir), asked.reference)
     os.environ.update(values)
     return Redactor(values)
+
+
+def user_variables(workload: TrainingJob | InferenceService, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables, but secrets, that its owner and the platform set for a workload, in a process with these."""
+    variables: dict[str, str] = {}
+    if isinstance(workload, TrainingJob):
+        variables = {name: value for name, value in tracker_variables(workload).items() if name not in environment}
+        variables |= {"SPRINGTIDE_JOB_ID": workload.job_id, "SPRINGTIDE_JOB_NAME": workload.name}
+    return variables | workload.env
 
 
 def container_secrets(environment: Mapping[str, str]) -> dict[str, str]:

@@ -2,15 +2,12 @@
 
 It has imported torch and taken one optimizer step, has no thread but the main one, no socket but its control
 connection, and never runs user code. Had it used torch with several threads before a fork, the child's first such
-operation would hang.
+operation would hang. Processes with libraries beside torch are forked from it under the same rules: see `preloaded`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import gc
-import io
 import os
 import select
 import signal
@@ -18,23 +15,33 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import NoReturn
 
-import setproctitle
+import msgspec
 import torch
 
+from springtide.core.decoding import decode_msgpack
 from springtide.core.errors import BackendError
-from springtide.core.wire.workers import ChildExited, FrameDecoder, Spawned, SpawnRequest, WorkerSpec, encode_frame
+from springtide.core.wire.workers import (
+    ChildExited,
+    FrameDecoder,
+    Held,
+    Spawned,
+    SpawnRequest,
+    WorkerSpec,
+    encode_frame,
+)
 from springtide.runtime.process.deferred_compiler import defer_compiler
-from springtide.runtime.process.exits import EXIT_CRASHED
-from springtide.storage.files import make_private
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer as Buffer
+from springtide.runtime.zygote.forked import adopt_orphans, become_worker, fork, reset_signals, show_title
+from springtide.runtime.zygote.output import use_log_streams
+from springtide.runtime.zygote.preloaded import Asked, PreloadedProcesses
+from springtide.runtime.zygote.program_imports import ProgramImports, imports_of
 
 _IDLE_EXIT_S = 60.0
 _POLL_S = 1.0
 _MAX_TASKS = 2
+# What a worker says of its program in one message; what is more is not looked at.
+_MAX_ANSWER_BYTES = 60_000
 
 
 def warm_up() -> None:
@@ -73,6 +80,11 @@ class Zygote:
         self._connection: socket.socket | None = None
         self._decoder: FrameDecoder[SpawnRequest] = FrameDecoder(SpawnRequest)
         self._children: dict[int, WorkerSpec] = {}
+        # Workers of which it is not known yet what their programs import, by the socket that they tell it by.
+        self._asked: dict[socket.socket, tuple[int, WorkerSpec]] = {}
+        self._preloaded = (
+            PreloadedProcesses(self._born, self._fork, self._hold, self._leave) if adopt_orphans() else None
+        )
         self._unsent: list[bytes] = []
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
@@ -86,15 +98,21 @@ class Zygote:
         idle_since_s = time.monotonic()
         while self._is_current():
             sockets = [self._listener, self._wake_receiver] + ([self._connection] if self._connection else [])
-            ready, _, _ = select.select(sockets, [], [], _POLL_S)
+            links = self._preloaded.links if self._preloaded is not None else []
+            ready, _, _ = select.select([*sockets, *self._asked, *links], [], [], _POLL_S)
             if self._wake_receiver in ready:
                 self._wake_receiver.recv(4096)
+            for link in [one for one in self._asked if one in ready]:
+                self._take_answer(link)
+            if self._preloaded is not None:
+                self._preloaded.read(ready)
+                self._preloaded.tick()
             self._reap()
             if self._listener in ready:
                 self._accept()
             elif self._connection is not None and self._connection in ready:
                 self._read()
-            if self._connection is not None or self._children:
+            if self._connection is not None or self._children or self._asked:
                 idle_since_s = time.monotonic()
             elif time.monotonic() - idle_since_s > _IDLE_EXIT_S:
                 self._path.unlink(missing_ok=True)
@@ -133,22 +151,76 @@ class Zygote:
             self._spawn(request.spec)
 
     def _spawn(self, spec: WorkerSpec) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        pid = os.fork()
-        if pid == 0:
-            self._become_worker(spec)
+        """Fork a worker. It looks at its program first, and may have another process forked in its place."""
+        if self._preloaded is None:
+            self._fork(spec)
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        began_in = os.getcwd()
+
+        def run() -> NoReturn:
+            self._leave()
+            ours.close()
+            show_title(f"worker {spec.replica_id}")
+            answer = msgspec.msgpack.encode(imports_of(spec.workload.entrypoint, began_in))
+            is_told = b"" if len(answer) > _MAX_ANSWER_BYTES else answer
+            theirs.send(is_told or msgspec.msgpack.encode(ProgramImports()))
+            if is_told and decode_msgpack(answer, ProgramImports).names:
+                os._exit(0)
+            theirs.close()
+            become_worker(spec, ())
+
+        pid = fork(run)
+        theirs.close()
+        self._asked[ours] = (pid, spec)
+
+    def _take_answer(self, link: socket.socket) -> None:
+        pid, spec = self._asked.pop(link)
+        data = link.recv(_MAX_ANSWER_BYTES)
+        link.close()
+        imports = decode_msgpack(data, ProgramImports) if data else ProgramImports()
+        if imports.names and self._preloaded is not None:
+            self._preloaded.place(Asked(spec, imports))
+        else:
+            self._born(spec, pid)
+
+    def _fork(self, spec: WorkerSpec, libraries: tuple[tuple[str, str], ...] = ()) -> None:
+        def run() -> NoReturn:
+            self._leave()
+            become_worker(spec, libraries)
+
+        self._born(spec, fork(run))
+
+    def _born(self, spec: WorkerSpec, pid: int) -> None:
         self._children[pid] = spec
         self._report(encode_frame(Spawned(replica_id=spec.replica_id, pid=pid)))
 
+    def _hold(self, spec: WorkerSpec) -> None:
+        self._report(encode_frame(Held(replica_id=spec.replica_id)))
+
+    def _leave(self) -> None:
+        """In a forked process: give up what is the zygote's."""
+        reset_signals()
+        self._disconnect()
+        links = self._preloaded.links if self._preloaded is not None else []
+        for own in (self._listener, self._wake_receiver, self._wake_sender, *self._asked, *links):
+            own.close()
+
     def _reap(self) -> None:
-        while self._children:
+        while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
+            if pid not in self._children:
+                # Whatever it has said before its end is there by now: that it was a worker, for example.
+                for link in [link for link, (asked, _) in self._asked.items() if asked == pid]:
+                    self._take_answer(link)
+                if self._preloaded is not None:
+                    self._preloaded.reaped(pid)
+                    self._preloaded.read(self._preloaded.links)
             spec = self._children.pop(pid, None)
             if spec is not None:
                 code = os.waitstatus_to_exitcode(status)
@@ -167,69 +239,10 @@ class Zygote:
                 return
             self._unsent.pop(0)
 
-    def _become_worker(self, spec: WorkerSpec) -> None:
-        """In the child: close the zygote's sockets, reset signals, run the worker, and never return."""
-        code = EXIT_CRASHED
-        try:
-            os.setsid()
-            signal.set_wakeup_fd(-1)
-            for name in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
-                signal.signal(name, signal.SIG_DFL)
-            self._disconnect()
-            for own in (self._listener, self._wake_receiver, self._wake_sender):
-                own.close()
-            _redirect_output(spec.log_path)
-            _raise_oom_score()
-            # What `ps` and `pgrep -f` show. First: it is written where the environment lies until that is changed.
-            setproctitle.setproctitle(f"springtide worker {spec.replica_id}")
-            os.environ.update(spec.environment)
-            from springtide.runtime.worker import main
-
-            code = main(spec)
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            # Not sys.exit: the zygote's stack frames must not unwind in the child.
-            os._exit(code)
-
-
-def _redirect_output(log_path: str) -> None:
-    if not log_path:
-        return
-    make_private(Path(log_path).parent)
-    descriptor = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-    sys.stdout, sys.stderr = _log_stream(1), _log_stream(2)
-
-
-class _LogFile(io.FileIO):
-    """A log file that drops output while the disk is full, so that a full disk does not end the training."""
-
-    def write(self, data: Buffer, /) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            return memoryview(data).nbytes
-
-
-def _log_stream(descriptor: int) -> TextIO:
-    raw = _LogFile(descriptor, "w", closefd=False)
-    # Characters that UTF-8 cannot encode must not end the training either.
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True)
-
-
-def _raise_oom_score() -> None:
-    """Make the kernel's OOM killer prefer workers: a job survives losing one, but all jobs need the control plane."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")
-
 
 def run_zygote(path: Path) -> int:
     """Warm up, then serve until the zygote is not needed any more; returns the exit code."""
+    use_log_streams()
     warm_up()
     Zygote(path).run()
     return 0
