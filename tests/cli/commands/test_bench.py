@@ -64,7 +64,7 @@ def test_options_belong_to_benches(springtide: Run) -> None:
             "cache data length load markdown overhead policies processes rounds tables traces without-bound workloads",
         ),
         ("kubernetes", "policies small"),
-        ("one-plan", "best cache cpu-limit data day-hours days nodes policies screen seed"),
+        ("one-plan", "best cache cpu-limit data day-hours days mixed nodes policies screen seed"),
         ("packing", "data markdown seed sizes"),
         ("pipeline-plan", "markdown seed sizes"),
         ("promised-batches", "data policies seed workloads"),
