@@ -54,8 +54,7 @@ def facts(status):
     """All but the conditions, and the number that "1 of 4 replicas ready" counts: that was the most that it may have,
     and is what it is to have now."""
     found = {name: value for name, value in status.items() if name != "conditions"}
-    if plan := found.get("plan"):
-        found["plan"] = {**plan, "reason": re.sub(r" of \d+ replicas ready", " replicas ready", plan["reason"])}
+    found = json.loads(re.sub(r" of \d+ replicas ready", " replicas ready", json.dumps(found)))
     return found
 
 
