@@ -156,6 +156,16 @@ def test_services_take_idle_devices_at_once_and_from_jobs_only_what_is_guarantee
     assert counts(boundary) == {"s": 3}
 
 
+@pytest.mark.parametrize(("elastic", "expected"), [(True, {"a": 1, "s": 1}), (False, {"s": 1})])
+def test_of_a_job_that_cannot_be_resized_a_service_takes_all_devices(elastic, expected):
+    running = with_fields(replace(A, job=replace(A.job, elastic=elastic)), state=JobState.RUNNING, num_replicas=2)
+    held = {"a": PoolAllocation(device_ids=("n/0", "n/1"), global_batch_size=32)}
+    memory = decide(snapshot(running, slots=2, held=held), Halving()).memory
+    asked = service(demand=1)
+    plan = decide(snapshot(running, slots=2, now_s=60.0, memory=memory, held=held, services=(asked,)), Halving())
+    assert counts(plan) == expected
+
+
 def test_a_batch_stands_like_the_devices_do():
     def wide(round_):
         return RoundDecision(

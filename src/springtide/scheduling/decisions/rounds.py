@@ -248,7 +248,7 @@ class _Ledger:
             self.batch.pop(job_id, None)
             self.why.pop(job_id, None)
         for job_id, given in decision.allocations.items():
-            if given.device_ids:
+            if given.device_ids and not self._is_cut(job_id, given.device_ids):
                 self.wanted[job_id] = given.device_ids
             if given.global_batch_size is not None:
                 self.batch[job_id] = given.global_batch_size
@@ -268,6 +268,13 @@ class _Ledger:
             if job_id in self.views and job_id in held and wanted and held[job_id].device_ids:
                 moves[job_id] = (held[job_id].device_ids, wanted)
         self.suspended = stuck_moves(moves)
+
+    def _is_cut(self, job_id: WorkloadId, devices: Devices) -> bool:
+        """Whether these are fewer than a running job has that cannot be resized: it stops, or it would hold them all
+        for as long as it runs."""
+        view, held = self.views[job_id], self.snapshot.allocations.get(job_id)
+        is_fixed = held is not None and not view.job.elastic and view.state is JobState.RUNNING
+        return is_fixed and held is not None and len(devices) < held.num_devices
 
     def remember(self, memory: dict[str, Any], next_s: float | None) -> dict[str, Any]:
         """The memory with the present decision; the same object if nothing has changed."""

@@ -379,9 +379,9 @@ class Invariants:
 
 
 def _check_size(view: JobView, snapshot: Snapshot, plan: Plan) -> None:
-    """A running job on parts that cannot be resized keeps all devices or stops: it would hold the others, too."""
+    """A running job that cannot be resized keeps all of its devices or stops: it would hold the others, too."""
     held, given = snapshot.allocations.get(view.job.job_id), plan.allocations.get(view.job.job_id)
-    if view.job.elastic or view.state is not JobState.RUNNING or held is None or given is None or held.share is None:
+    if view.job.elastic or view.state is not JobState.RUNNING or held is None or given is None:
         return
     if given.num_devices < held.num_devices and snapshot.cluster.device_set.issuperset(held.device_ids):
         complain("size-kept", f"{view.job.job_id} holds {held.device_ids} and is planned on {given.device_ids}")
