@@ -233,5 +233,7 @@ def test_updates_that_cannot_be_divided_are_told(make_program, before, after, to
     plane.wait_ready("a", "b")
     plane.form("a", "b", wait=False)
     plane.wait(lambda: plane.of(Failed), "Failed")
-    assert told in plane.of(Failed)[0].error
-    assert "--workers 1" in plane.of(Failed)[0].error
+    failed = plane.of(Failed)[0]
+    assert told in failed.error
+    # What shows in the first steps has the job begin anew with one worker.
+    assert failed.is_fixed_size or "--workers 1" in failed.error
