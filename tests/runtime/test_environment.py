@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -32,11 +33,13 @@ def reports_to(listener: socket.socket, until: type[Report]) -> list[Report]:
     while not any(isinstance(report, until) for report in found):
         connection, _ = listener.accept()
         decoder: FrameDecoder[Report] = FrameDecoder(Report)
-        while data := connection.recv(4096):
-            for report in decoder.feed(data):
-                found.append(report)
-                if report.seq:
-                    connection.sendall(encode_frame(Acknowledge(seq=report.seq)))
+        # A worker that has nothing more to say may be gone before its last report is acknowledged.
+        with contextlib.suppress(ConnectionError):
+            while data := connection.recv(4096):
+                for report in decoder.feed(data):
+                    found.append(report)
+                    if report.seq:
+                        connection.sendall(encode_frame(Acknowledge(seq=report.seq)))
         connection.close()
     return found
 
