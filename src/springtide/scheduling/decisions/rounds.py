@@ -273,8 +273,9 @@ class _Ledger:
         """Whether these are fewer than a running job has that cannot be resized: it stops, or it would hold them all
         for as long as it runs."""
         view, held = self.views[job_id], self.snapshot.allocations.get(job_id)
-        is_fixed = held is not None and not view.job.elastic and view.state is JobState.RUNNING
-        return is_fixed and held is not None and len(devices) < held.num_devices
+        if held is None or view.job.elastic or view.state is not JobState.RUNNING:
+            return False
+        return len(devices) < held.num_devices
 
     def remember(self, memory: dict[str, Any], next_s: float | None) -> dict[str, Any]:
         """The memory with the present decision; the same object if nothing has changed."""
