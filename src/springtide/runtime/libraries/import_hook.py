@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import sys
 from collections.abc import Callable
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -27,14 +27,29 @@ class ModulePatch(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                load(module)
-                self._patch(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            spec.loader = PatchingLoader(spec.loader, self._patch)
         return spec
+
+
+class PatchingLoader(Loader):
+    """Loads one module by the loader that finds it, which may load others too, and patches it then."""
+
+    def __init__(self, loader: Loader, patch: Callable[[Any], None]) -> None:
+        """`loader` is the module's own, which the module has again before it runs; `patch` as in `ModulePatch`."""
+        self._loader = loader
+        self._patch = patch
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """The module as its own loader creates it, or None for the usual one."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code, then the patch."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._patch(module)
 
 
 def patch_module(module: str, patch: Callable[[Any], None]) -> None:
