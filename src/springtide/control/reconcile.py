@@ -135,7 +135,9 @@ def _reconcile_job(
     actions = _change_group(record, allocation, chosen, free, why, now_s, reclaimed)
     finish_s = plan.admitted.get(job_id)
     if finish_s is not None and record.promise.admitted_at_s is None and not lifecycle.state.is_terminal:
-        actions.insert(0, AdmitJob(job_id=job_id, finish_s=finish_s, cause="plan", reason=why or "admitted"))
+        actions.insert(
+            0, AdmitJob(job_id=job_id, finish_s=finish_s, cause="plan", reason=why or "its deadline is promised")
+        )
     return actions
 
 

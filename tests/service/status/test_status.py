@@ -306,6 +306,15 @@ def view_of(*records):
     return View(3, 5.0, jobs, services, (make_node("local", 2),), "p")
 
 
+def test_places_for_jobs_on_functions_are_no_devices_that_workloads_wait_for():
+    waiting, held = service(), record(replicas=(replica(0), replica(1)))
+    known = view_of(waiting, held)
+    known = dataclasses.replace(known, nodes=(*known.nodes, make_node("emulator", 4, kind="function")))
+    assert "0 of 2 devices free; held: fit-1 2" in explain(waiting, known, (), 5.0).evidence
+    narrow = record(job=replace(held.job, num_virtual_shards=8), bounds=JobBounds(min_workers=1, max_workers=1))
+    assert "springtide scale fit-1 1..2" in explain(narrow, known, (), 5.0).next_steps
+
+
 def test_a_removed_service_is_listed_until_its_last_replica_is_gone():
     draining = service(is_removed=True, state=ServiceState.REMOVED, replicas=(replica(0),))
     assert len(platform_status(view_of(draining), 5.0, 0.0).services) == 1

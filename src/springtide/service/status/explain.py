@@ -8,7 +8,7 @@ from springtide.control.records import JobRecord, ServiceRecord, ServiceState
 from springtide.control.watches import stall_timeout_s
 from springtide.core.quantities import format_bytes, format_duration
 from springtide.core.status.functions import FunctionRunStatus
-from springtide.core.status.platform import Explanation, HistoryEntry, JobStatus
+from springtide.core.status.platform import DeviceStatus, Explanation, HistoryEntry, JobStatus
 from springtide.core.status.pools import PoolsReport
 from springtide.core.status.search import SearchStatus
 from springtide.core.status.shares import SharingStatus
@@ -61,7 +61,7 @@ def explain(
             evidence += job_pool_evidence(record, pools, planned, now_s, graces_by_node(view))
         evidence += [*_expectations(record, outlook, now_s), *_folder_evidence(record)]
         next_steps = (function_next_steps(record, run) if run is not None else None) or _job_next_steps(
-            record, len(device_statuses(view))
+            record, len(_machine_devices(view))
         )
     else:
         evidence, next_steps = _service_evidence(record, view, now_s), _service_next_steps(record)
@@ -358,8 +358,13 @@ def _service_next_steps(record: ServiceRecord) -> list[str]:
             return [f"springtide logs {name} -f", f"springtide scale {name} {record.min_replicas}..MAX"]
 
 
+def _machine_devices(view: ViewLike) -> list[DeviceStatus]:
+    """The devices without the places for jobs on functions."""
+    return [device for device in device_statuses(view) if device.kind != "function"]
+
+
 def _occupancy(view: ViewLike) -> str:
-    devices = device_statuses(view)
+    devices = _machine_devices(view)
     held: dict[str, int] = {}
     shared: dict[str, int] = {}
     for device in devices:
