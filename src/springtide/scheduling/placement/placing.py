@@ -239,18 +239,18 @@ class _Placement:
         self._take_buddies(growing)
         self._gather(shrinking)
         self._take_buddies(growing)
-        is_rejected = rejects is not None and any(
-            rejects(workload_id, claims.of(workload_id))
-            for workload_id in self.counts.keys() - self.movable - set(growing)
-        )
+        # What has its place and is not looked at yet: none of these gets another one.
+        unseen = list(self.counts.keys() - self.movable - set(growing))
         for workload_id in growing:
-            if is_rejected and (not self.movable or self.budget.clearings <= 0):
-                return None
+            if rejects is not None and (not self.movable or self.budget.clearings <= 0):
+                if any(rejects(other, claims.of(other)) for other in unseen):
+                    return None
+                unseen.clear()
             if claims.of(workload_id).bit_count() != self.counts[workload_id]:
                 self._place_growing(workload_id, growing)
             # Else already placed: it had to make room for another, or its buddy block became idle.
-            if rejects is not None and not is_rejected and workload_id not in self.movable:
-                is_rejected = rejects(workload_id, claims.of(workload_id))
+            if workload_id not in self.movable:
+                unseen.append(workload_id)
         unmoved = self.unmoved
         return {
             workload_id: self._in_order(workload_id) if workload_id in claims.changed else unmoved[workload_id]
