@@ -8,7 +8,9 @@ from springtide.core.decision import JobView, PoolAllocation, ServiceView, Snaps
 from springtide.core.job_parts import JobBounds
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
-from springtide.scheduling.placement.placing import place
+from springtide.scheduling.placement.layout import layout_of
+from springtide.scheduling.placement.placing import place, try_place
+from springtide.scheduling.placement.relocation import SearchBudget
 
 SOURCE = Entrypoint(source_path="main.py", object_name="main")
 Counts = Mapping[WorkloadId, int]
@@ -280,3 +282,26 @@ def test_what_was_decided_falls_when_it_does_not_fit_any_more() -> None:
     # Who shrinks keeps what was not promised to others.
     assert placed(cluster, {"b": "1:0123"}, {"b": 2, "a": 2}, wanted=wanted) == {"b": "1/2 1/3", "a": "1/0 1/1"}
     assert placed(cluster, {"b": "1:0123"}, {"b": 3, "a": 2}, wanted=wanted) == {"b": "1/0 1/1 1/2", "a": "0/0 0/1"}
+
+
+def test_a_try_ends_once_a_rejected_place_is_certain_and_no_search_is_left() -> None:
+    cluster = cluster_of(4, 4, 4)
+    layout = layout_of(cluster)
+    held = {WorkloadId(name): layout.device_at[at : at + 3] for name, at in (("b", 0), ("c", 4), ("d", 8))}
+    snapshot = snapshot_of(cluster, held, "a", "z")  # type: ignore[arg-type]
+    # One device of each node is left: "a" cannot be on one node, and "z" comes after it.
+    counts = {WorkloadId("b"): 3, WorkloadId("c"): 3, WorkloadId("d"): 3, WorkloadId("a"): 2, WorkloadId("z"): 1}
+
+    def tried(movable: frozenset[str], clearings: int, most_nodes: int = 1) -> object:
+        def rejects(who: WorkloadId, bits: int) -> bool:
+            return who == "a" and len(layout.nodes_of(bits)) > most_nodes
+
+        movable_ids = frozenset(map(WorkloadId, movable))
+        budget = SearchBudget(clearings=clearings)
+        return try_place(counts, snapshot, movable=movable_ids, wanted={}, budget=budget, rejects=rejects)
+
+    assert tried(frozenset(), 9) is None
+    assert tried(frozenset({"c"}), 0) is None
+    # A search could still use up what is left, and other callers have no objection.
+    assert tried(frozenset({"c"}), 9) == place(counts, snapshot, movable={WorkloadId("c")})
+    assert tried(frozenset(), 9, most_nodes=2) == place(counts, snapshot)

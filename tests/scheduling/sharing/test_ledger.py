@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from springtide.core.errors import InvalidRequest
@@ -95,6 +96,34 @@ def test_whole_holders_and_forbidden_devices_take_no_newcomer() -> None:
     assert ledger.num_idle.tolist() == [0, 0, 0]
     ledger.release(WorkloadId("next"))
     assert ledger.num_idle.tolist() == [1, 0, 0]
+
+
+def test_where_there_is_room_is_found_once_until_something_changes() -> None:
+    ledger, demand = ShareLedger(CLUSTER, allowed=[A, B]), demand_of(share(0.6))
+    first = ledger.room_among(demand)
+    assert ledger.room_among(demand) is first
+    assert not ledger.room_among(demand, may_open=False).is_any
+    put(ledger, "one", share(0.3), B)
+    assert ledger.room_among(demand, may_open=False).on.tolist() == [False, True] + [False] * 10
+    assert ledger.num_open_on_nodes().tolist() == [1, 0, 0]
+    ledger.block(B)
+    assert not ledger.room_among(demand, may_open=False).is_any
+    ledger.unblock(B)
+    assert ledger.room_among(demand, may_open=False).is_any
+    ledger.block_all([A])
+    assert ledger.room_among(demand).on.tolist() == [False, True] + [False] * 10
+    ledger.release(WorkloadId("one"))
+    assert not ledger.room_among(demand, beside_shared=True).is_any
+    assert ledger.num_open_on_nodes().tolist() == [0, 0, 0]
+
+
+def test_an_outlook_is_of_the_demands_at_its_time_whenever_it_is_read() -> None:
+    ledger, newcomer = ShareLedger(CLUSTER), demand_of(share(0.1))
+    put(ledger, "large", share(0.95), A)
+    outlook = ledger.outlook(newcomer)
+    put(ledger, "small", share(0.2), B)
+    # Beside the newcomer no other large one fits any more, and only that one counts.
+    assert outlook.losses(newcomer, ledger.left_on(np.array([2]))).tolist() == [1.0]
 
 
 def test_devices_whose_memory_nobody_counts() -> None:

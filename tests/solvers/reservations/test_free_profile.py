@@ -77,3 +77,17 @@ def test_use_without_end_stays() -> None:
     assert (profile.times, profile.free) == ([0.0, 5.0], [8, 5])
     assert profile.earliest(6, 10.0, 0.0, 100.0) is None
     assert profile.earliest(6, 5.0, 0.0, 100.0) == 0.0
+
+
+@given(uses, uses, st.integers(0, HORIZON - 1), st.booleans())
+def test_what_is_taken_all_at_once_is_what_is_taken_one_after_the_other(
+    before: list[tuple[int, int, int]], more: list[tuple[int, int, int]], now: int, is_endless: bool
+) -> None:
+    stretches = [(float(start), math.inf if is_endless and end == HORIZON else float(end), n) for start, end, n in more]
+    one, other = _build(before)[0], _build(before)[0]
+    for profile in (one, other):
+        profile.forget_before(float(now))
+    for start_s, end_s, count in stretches:
+        one.take(start_s, end_s, count)
+    other.take_all(stretches)
+    assert (one.times, one.free) == (other.times, other.free)

@@ -22,6 +22,7 @@ from springtide.scheduling.placement.topology import Census, fewest_suffice, fit
 
 Devices = Sequence[DeviceId]
 Finder = Callable[[Census], int]
+Rejects = Callable[[WorkloadId, int], bool]
 
 
 def place(
@@ -44,13 +45,31 @@ def place(
     carried out does not change. Devices that no workload holds come before those still to be given back. `budget` is
     what the decision has left for making room; without one it is that of a whole decision.
     """
+    placed = try_place(counts, snapshot, movable=movable, wanted=wanted, budget=budget)
+    assert placed is not None
+    return placed
+
+
+def try_place(
+    counts: Mapping[WorkloadId, int],
+    snapshot: Snapshot,
+    *,
+    movable: Collection[WorkloadId],
+    wanted: Mapping[WorkloadId, Devices],
+    budget: SearchBudget | None = None,
+    rejects: Rejects | None = None,
+) -> dict[WorkloadId, PoolAllocation] | None:
+    """As `place`; or None once it is certain that a workload which is not in `movable` gets devices (a bitmap) that the
+    caller `rejects`, and that what is left to do would use up nothing of the `budget`."""
     layout = layout_of(snapshot.cluster)
     held_bits = held_devices(layout, snapshot.allocations).of
     chosen = _as_decided(counts, snapshot, layout, wanted, held_bits)
     if chosen is None or any(
         workload_id in movable and is_scattered(layout, tuple(at)) for workload_id, at in chosen.items()
     ):
-        chosen = _Placement(counts, snapshot, layout, movable, wanted, held_bits, budget).run()
+        chosen = _Placement(counts, snapshot, layout, movable, wanted, held_bits, budget).run(rejects)
+    if chosen is None:
+        return None
     batch_of = {view.job.job_id: view.job.global_batch_size for view in snapshot.jobs}
     placed: dict[WorkloadId, PoolAllocation] = {}
     for workload_id, devices in chosen.items():
@@ -174,6 +193,7 @@ class _Placement:
         budget: SearchBudget | None,
     ) -> None:
         self.layout = layout
+        self.budget = budget or SearchBudget()
         self.snapshot = snapshot
         self.counts = {workload_id: count for workload_id, count in counts.items() if count > 0}
         self.unmoved = _unmoved_devices(self.counts, snapshot, layout, wanted, held_bits)
@@ -188,7 +208,7 @@ class _Placement:
             and workload_id not in self.services
             and not self._is_moving(workload_id)
         )
-        self.claims = Claims(layout, self.counts, snapshot.allocations, self.unmoved, self.movable, budget)
+        self.claims = Claims(layout, self.counts, snapshot.allocations, self.unmoved, self.movable, self.budget)
 
     def _is_moving(self, workload_id: WorkloadId) -> bool:
         unmoved, held = self.unmoved.get(workload_id), self.snapshot.allocations.get(workload_id)
@@ -196,8 +216,9 @@ class _Placement:
             return False
         return held is None or set(unmoved) != set(held.device_ids)
 
-    def run(self) -> dict[WorkloadId, Devices]:
-        """Place all workloads: those that stay, shrink, or grow in place, then the others from large to small."""
+    def run(self, rejects: Rejects | None = None) -> dict[WorkloadId, Devices] | None:
+        """Place all workloads: those that stay, shrink, or grow in place, then the others from large to small. None as
+        in `try_place`."""
         claims = self.claims
         growing: list[WorkloadId] = []
         for workload_id in [workload_id for workload_id in self.counts if workload_id not in self.unmoved]:
@@ -218,23 +239,35 @@ class _Placement:
         self._take_buddies(growing)
         self._gather(shrinking)
         self._take_buddies(growing)
+        # What has its place and is not looked at yet: none of these gets another one.
+        unseen = list(self.counts.keys() - self.movable - set(growing))
         for workload_id in growing:
-            if claims.of(workload_id).bit_count() == self.counts[workload_id]:
-                continue  # Already placed: it had to make room for another, or its buddy block became idle.
-            idle = claims.idle
-            if workload_id in self.services:
-                self._fill_holes(workload_id)
-            elif claims.held(workload_id):
-                self._grow(workload_id)
-            else:
-                self._start(workload_id)
-            if claims.idle & ~idle:
-                self._take_buddies(growing)
+            if rejects is not None and (not self.movable or self.budget.clearings <= 0):
+                if any(rejects(other, claims.of(other)) for other in unseen):
+                    return None
+                unseen.clear()
+            if claims.of(workload_id).bit_count() != self.counts[workload_id]:
+                self._place_growing(workload_id, growing)
+            # Else already placed: it had to make room for another, or its buddy block became idle.
+            if workload_id not in self.movable:
+                unseen.append(workload_id)
         unmoved = self.unmoved
         return {
             workload_id: self._in_order(workload_id) if workload_id in claims.changed else unmoved[workload_id]
             for workload_id in self.counts
         }
+
+    def _place_growing(self, workload_id: WorkloadId, growing: Sequence[WorkloadId]) -> None:
+        """Place one of the workloads that start or grow."""
+        idle = self.claims.idle
+        if workload_id in self.services:
+            self._fill_holes(workload_id)
+        elif self.claims.held(workload_id):
+            self._grow(workload_id)
+        else:
+            self._start(workload_id)
+        if self.claims.idle & ~idle:
+            self._take_buddies(growing)
 
     def _in_order(self, workload_id: WorkloadId) -> Devices:
         """The claimed devices: first those that the workload holds, in rank order, then new ones by address."""

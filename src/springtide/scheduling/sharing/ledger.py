@@ -43,6 +43,13 @@ class Part(msgspec.Struct, frozen=True):
     share: Share
 
 
+class Room(NamedTuple):
+    """On which devices there is room, and whether on any."""
+
+    on: Flags
+    is_any: bool
+
+
 class ShareLedger:
     """What is taken of each device of a cluster, in columns for fast scans over all devices.
 
@@ -82,11 +89,15 @@ class ShareLedger:
         # How often each demand is held.
         self.mix: dict[ShareDemand, int] = {}
         self._num_changes = 0
+        # Which devices have room for each demand, and the shared devices of nodes, until something changes.
+        self._rooms: dict[tuple[ShareDemand, bool, bool], Room] = {}
+        self._num_open: Counts | None = None
         self._outlook: FitOutlook | None = None
         self._outlook_at = 0
 
     def block(self, device_id: DeviceId) -> None:
         """Put no workload on this device: one holds it as a whole."""
+        self._note_change()
         at = self.at[device_id]
         if self.is_usable[at]:
             self.is_usable[at] = False
@@ -95,12 +106,14 @@ class ShareLedger:
 
     def block_all(self, device_ids: Iterable[DeviceId]) -> None:
         """Put no workload on any of these devices; those that are not of the cluster are left out."""
-        self.is_usable[[at for device_id in device_ids if (at := self.at.get(device_id)) is not None]] = False
+        self._note_change()
+        self.is_usable[[at for at in map(self.at.get, device_ids) if at is not None]] = False
         idle = self.node_at[self.is_usable & ~self.is_open]
         self.num_idle = np.bincount(idle, minlength=len(self.nodes)).astype(np.int64)
 
     def unblock(self, device_id: DeviceId) -> None:
         """Workloads may be put on this device again."""
+        self._note_change()
         at = self.at[device_id]
         if not self.is_usable[at]:
             self.is_usable[at] = True
@@ -133,6 +146,7 @@ class ShareLedger:
                 self.is_open[at] = True
                 self.num_idle[self.node_at[at]] -= int(self.is_usable[at])
         self._num_changes += 1
+        self._note_change()
 
     def release(self, workload_id: WorkloadId) -> None:
         """Take a workload off all of its devices. Raises InvalidRequest if it holds nothing."""
@@ -152,6 +166,7 @@ class ShareLedger:
         if not at_family:
             del self._family_at[family]
         self._num_changes += 1
+        self._note_change()
 
     def has_room(self, device_id: DeviceId, demand: ShareDemand) -> bool:
         """Whether this device is usable and has room for one more such demand."""
@@ -159,11 +174,24 @@ class ShareLedger:
 
     def room_for(self, demand: ShareDemand) -> Flags:
         """Which usable devices have room for one more such demand: shape (num_devices,)."""
-        fits = self.free_request >= demand.request
-        fits &= self.free_limit >= demand.limit
-        fits &= self.free_memory_mb >= demand.memory_mb
-        fits &= self.is_usable
-        return fits
+        return self.room_among(demand).on.copy()
+
+    def room_among(self, demand: ShareDemand, *, may_open: bool = True, beside_shared: bool = False) -> Room:
+        """Which usable devices have room for one more such demand; without `may_open` of those that are shared, with
+        `beside_shared` of nodes on which some are shared. Shape (num_devices,); not to be changed."""
+        key = (demand, may_open, beside_shared)
+        known = self._rooms.get(key)
+        if known is None:
+            fits = self.free_request >= demand.request
+            fits &= self.free_limit >= demand.limit
+            fits &= self.free_memory_mb >= demand.memory_mb
+            fits &= self.is_usable
+            if not may_open:
+                fits &= self.is_open
+            if beside_shared:
+                fits &= (self.num_open_on_nodes() > 0)[self.node_at]
+            known = self._rooms[key] = Room(fits, bool(fits.any()))
+        return known
 
     def has_room_without(self, device_id: DeviceId, leaver: ShareDemand, demand: ShareDemand) -> bool:
         """Whether a usable device has room for one more such demand once a sharer with the demand `leaver` has left."""
@@ -201,7 +229,7 @@ class ShareLedger:
         if not self.mix:
             return FitOutlook({newcomer: 1}, capacity)
         if self._outlook is None or self._num_changes - self._outlook_at >= 1 + len(self.mix) * STALE_FRACTION:
-            self._outlook, self._outlook_at = FitOutlook(self.mix, capacity), self._num_changes
+            self._outlook, self._outlook_at = FitOutlook(dict(self.mix), capacity), self._num_changes
         return self._outlook
 
     def load(self, device_id: DeviceId) -> Load:
@@ -239,8 +267,14 @@ class ShareLedger:
         return int(np.count_nonzero(self.is_open))
 
     def num_open_on_nodes(self) -> Counts:
-        """How many devices of each node are shared. Shape (nodes,)."""
-        return np.bincount(self.node_at[self.is_open], minlength=len(self.nodes))
+        """How many devices of each node are shared; not to be changed. Shape (nodes,)."""
+        if self._num_open is None:
+            self._num_open = np.bincount(self.node_at[self.is_open], minlength=len(self.nodes))
+        return self._num_open
+
+    def _note_change(self) -> None:
+        self._rooms.clear()
+        self._num_open = None
 
     def _index(self, device_id: DeviceId) -> int:
         at = self.at.get(device_id)

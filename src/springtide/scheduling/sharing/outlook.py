@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,16 @@ Remainders = tuple[Counts, Counts, Counts]
 _ALL = -1
 
 
+class _Demands(NamedTuple):
+    """The demands in columns. A demand fits into a remainder if the remainder reaches the demand's level."""
+
+    classes: Counts
+    weights: Counts
+    total: int
+    levels: tuple[Counts, ...]
+    own: tuple[Counts, ...]
+
+
 class FitOutlook:
     """The usefulness of a remainder (request, limit, memory): the part of the present demands that would fit into it.
 
@@ -36,20 +48,27 @@ class FitOutlook:
     """
 
     def __init__(self, mix: Mapping[ShareDemand, int], capacity: ShareDemand) -> None:
-        """`mix` counts how often each demand is held (at least one), on devices of this `capacity`."""
-        self._capacity = capacity
-        self._values = np.fromiter(chain.from_iterable(mix), dtype=np.int64, count=3 * len(mix)).reshape(-1, 3)
-        sizes = (self._values / np.maximum(1, np.array(capacity))).max(axis=1)
-        self._classes = (sizes * NUM_CLASSES).astype(np.int64)
-        # Whole numbers: their sums do not depend on the order of arrival.
-        self._weights = (sizes * _WEIGHT_UNITS).astype(np.int64) * np.fromiter(mix.values(), np.int64, len(mix))
-        self._total = max(1, int(self._weights.sum()))
-        self._levels = tuple(_levels(self._values[:, axis]) for axis in range(3))
-        # A demand fits into a remainder if the remainder reaches the demand's level.
-        self._own = tuple(
-            np.searchsorted(levels, self._values[:, axis]) + 1 for axis, levels in enumerate(self._levels)
-        )
+        """`mix` (not changed any more) counts how often each demand is held (at least one), on devices of this
+        `capacity`."""
+        self._mix, self._capacity = mix, capacity
         self._tables: dict[int, Fractions] = {}
+
+    @cached_property
+    def _demands(self) -> _Demands:
+        """Only what is asked for is worked out: most outlooks are out of date before any device has room."""
+        mix = self._mix
+        values = np.fromiter(chain.from_iterable(mix), dtype=np.int64, count=3 * len(mix)).reshape(-1, 3)
+        sizes = (values / np.maximum(1, np.array(self._capacity))).max(axis=1)
+        # Whole numbers: their sums do not depend on the order of arrival.
+        weights = (sizes * _WEIGHT_UNITS).astype(np.int64) * np.fromiter(mix.values(), np.int64, len(mix))
+        levels = tuple(_levels(values[:, axis]) for axis in range(3))
+        return _Demands(
+            classes=(sizes * NUM_CLASSES).astype(np.int64),
+            weights=weights,
+            total=max(1, int(weights.sum())),
+            levels=levels,
+            own=tuple(np.searchsorted(each, values[:, axis]) + 1 for axis, each in enumerate(levels)),
+        )
 
     def usefulness(self, rest: Remainders) -> Fractions:
         """The usefulness of each remainder, from 0 to 1."""
@@ -73,7 +92,7 @@ class FitOutlook:
     def _reached(self, rest: Remainders) -> tuple[Counts, Counts, Counts]:
         """Which levels each remainder reaches."""
         requests, limits, memory = (
-            np.searchsorted(levels, each, side="right") for levels, each in zip(self._levels, rest, strict=True)
+            np.searchsorted(levels, each, side="right") for levels, each in zip(self._demands.levels, rest, strict=True)
         )
         return requests, limits, memory
 
@@ -81,12 +100,13 @@ class FitOutlook:
         """The usefulness by levels of request, limit and memory, counting only demands of a class above this one."""
         known = self._tables.get(own_class)
         if known is None:
-            sums = np.zeros([len(levels) + 1 for levels in self._levels], dtype=np.int64)
-            larger = self._classes > own_class
-            np.add.at(sums, tuple(own[larger] for own in self._own), self._weights[larger])
+            demands = self._demands
+            sums = np.zeros([len(levels) + 1 for levels in demands.levels], dtype=np.int64)
+            larger = demands.classes > own_class
+            np.add.at(sums, tuple(own[larger] for own in demands.own), demands.weights[larger])
             for axis in range(3):
                 np.cumsum(sums, axis=axis, out=sums)
-            known = self._tables[own_class] = sums / self._total
+            known = self._tables[own_class] = sums / demands.total
         return known
 
 

@@ -43,17 +43,15 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def room(self, ledger: ShareLedger) -> Flags:
         """The devices on which there is room for the share within the ledger's bounds. Shape (num_devices,)."""
-        room = ledger.room_for(demand_of(self.share))
-        if self.avoid:
+        demand = demand_of(self.share)
+        found = ledger.room_among(demand, may_open=self.may_open, beside_shared=self.beside_shared)
+        room = found.on.copy()
+        if self.avoid and found.is_any:
             room[[at for device_id in self.avoid if (at := ledger.at.get(device_id)) is not None]] = False
         if self.only is not None:
             is_one = np.zeros_like(room)
             is_one[[at for device_id in self.only if (at := ledger.at.get(device_id)) is not None]] = True
             room &= is_one
-        if not self.may_open:
-            room &= ledger.is_open
-        if self.beside_shared:
-            room &= (ledger.num_open_on_nodes() > 0)[ledger.node_at]
         return room
 
 
@@ -99,8 +97,10 @@ class DiluPacker(msgspec.Struct, frozen=True, kw_only=True):
     def choose(self, ledger: ShareLedger, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
         """Different devices with room within the ledger's bounds, or None. The ledger is unchanged."""
         demand = demand_of(request.share)
-        room = request.room(ledger)
         outlook = ledger.outlook(demand) if self.foresight else None
+        if not ledger.room_among(demand, may_open=request.may_open, beside_shared=request.beside_shared).is_any:
+            return None
+        room = request.room(ledger)
         if not room.any():
             return None
         chosen: Counts | None = None

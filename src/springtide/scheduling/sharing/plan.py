@@ -279,12 +279,12 @@ class SharePlan:
         """An idle device for each worker that a running job of the inner policy lacks to its minimum: one was lost, and
         the others go on until its successor may start."""
         node_of, ledger, kept = self._snapshot.cluster.node_of, self._ledger, set[DeviceId]()
+        allocations = self._snapshot.allocations
         for view in self._snapshot.jobs:
-            held = self._snapshot.allocations.get(view.job.job_id)
-            if held is None or held.share is not None or not view.job.elastic or view.state is JobState.PREEMPTING:
+            held = allocations.get(view.job.job_id)
+            if held is None or (num_lacking := view.bounds.min_workers - held.num_devices) <= 0:
                 continue
-            num_lacking = view.bounds.min_workers - held.num_devices
-            if num_lacking > 0:
+            if held.share is None and view.job.elastic and view.state is not JobState.PREEMPTING:
                 nodes = {node_of.get(device_id) for device_id in held.device_ids}
                 idle = [ledger.device_ids[at] for at in np.flatnonzero(ledger.is_usable & ~ledger.is_open).tolist()]
                 near = sorted(set(idle) - kept, key=lambda at: (node_of[at] not in nodes, ledger.at[at]))

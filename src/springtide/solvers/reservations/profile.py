@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
+from itertools import accumulate, compress, pairwise
 
 # (from when in seconds, how many devices), ascending; the first moment is always 0.0, the beginning of time.
 Steps = tuple[tuple[float, int], ...]
@@ -120,6 +121,22 @@ class FreeProfile:
             del times[last], free[last]
         if first and free[first] == free[first - 1]:
             del times[first], free[first]
+
+    def take_all(self, stretches: Iterable[tuple[float, float, int]]) -> None:
+        """Use devices as by `take` for each start, end and number, in one pass."""
+        begins_s = self.times[0]
+        changes: defaultdict[float, int] = defaultdict(int)
+        for moment_s, (before, after) in zip(self.times, pairwise([0, *self.free]), strict=True):
+            changes[moment_s] = after - before
+        for start_s, end_s, num_devices in stretches:
+            if end_s > max(start_s, begins_s):
+                changes[max(start_s, begins_s)] -= num_devices
+                changes[end_s] += num_devices
+        changes.pop(math.inf, None)
+        moments = sorted(changes)
+        counts = list(accumulate(changes[moment_s] for moment_s in moments))
+        kept = [index == 0 or counts[index] != counts[index - 1] for index in range(len(counts))]
+        self.times, self.free = list(compress(moments, kept)), list(compress(counts, kept))
 
     def _cut(self, moment_s: float) -> int:
         """The index of the breakpoint at `moment_s`, made if there is none."""

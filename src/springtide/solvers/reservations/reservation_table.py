@@ -160,6 +160,12 @@ class ReservationTable:
         self.entries[entry.key] = entry
         _take(self.profile, entry.runs)
 
+    def load_all(self, entries: Iterable[Entry]) -> None:
+        """Put jobs with their schedules into the table, unchecked."""
+        more = {entry.key: entry for entry in entries}
+        self.entries |= more
+        self.profile.take_all([run[:3] for entry in more.values() for run in entry.runs])
+
     def drop(self, key: str) -> None:
         """Take a job out."""
         entry = self.entries.pop(key)

@@ -16,6 +16,7 @@ from springtide.core.decision import Plan, PoolAllocation, ServiceView, Snapshot
 from springtide.core.events import Event, LoadObserved, ServiceDeployed
 from springtide.core.job_parts import DeadlinePromise, JobProgress, LearntSpeed
 from springtide.core.resources import Topology, make_node
+from springtide.core.shares import Share
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
 from springtide.scheduling.policies.springtide.policy import DerivedPromises, Springtide
 from springtide.scheduling.policies.springtide.reasons import IN_TIME_AGAIN, why_service_waits
@@ -153,7 +154,9 @@ def test_a_minimum_that_comes_without_asking_says_whose_promise_is_given_up() ->
     assert "guaranteed" in plan.reasons["fit"]
 
 
-def test_a_promised_job_that_is_in_time_again_says_so() -> None:
+@pytest.mark.parametrize("share", [None, Share(request=0.5, limit=0.5)])
+def test_a_promised_job_that_is_in_time_again_says_so(share: Share | None) -> None:
+    """What it holds is a part of each device where nodes are in pools: the same devices, in another allocation."""
     policy, known = Remade(), job("fit", 10_000, 600.0, most=2, profile=TWO, min_workers=2)
     plan = first = policy.decide(Snapshot(now_s=0.0, cluster=cluster(2), jobs=(arriving(known, 0.0),)))
     told = []
@@ -161,7 +164,8 @@ def test_a_promised_job_that_is_in_time_again_says_so() -> None:
     for now_s, step, rate in ((100.0, 1600, 16.0), (200.0, 3500, 19.0), (201.0, 3519, 19.0)):
         samples = LearntSpeed(throughput_samples_per_s={2: rate * known.global_batch_size})
         view = replace(running(first, known, now_s, step), learnt=samples)
-        known_to = {"allocations": dict(plan.allocations), "memory": plan.memory}
+        held = {who: replace(given, share=share) if share else given for who, given in plan.allocations.items()}
+        known_to = {"allocations": held, "memory": plan.memory}
         plan = policy.decide(Snapshot(now_s=now_s, cluster=cluster(2), jobs=(view,), **known_to))
         told.append((plan.reasons.get("fit", ""), [claim.code for claim in plan.claims.values()]))
     assert told[0] == ("behind its plan: its deadline is in danger, it ends as soon as it can", ["given_up"])

@@ -215,6 +215,7 @@ def decode(
         _recover_devices(state, memory, snapshot, device_ids)
     state.held = {workload_id: len(numbers) for workload_id, numbers in memory["devices"].items()}
     state.cluster = memory["cluster"]
+    entries: list[Entry] = []
     for key, (work, since_s, ready_s, scale, flags, flat) in memory["jobs"].items():
         row = rows.get(WorkloadId(key))
         if row is None:
@@ -229,9 +230,10 @@ def decode(
             PlannedStretch(flat[at], flat[at + 1], flat[at + 2], flat[at + 3]) for at in range(0, len(flat), 4)
         )
         is_late, is_promised = bool(flags & 1), bool(flags & 2)
-        state.reservations.load(
+        entries.append(
             _committed_entry(state, row, work, since_s, ready_s, runs, is_late=is_late, is_promised=is_promised)
         )
+    state.reservations.load_all(entries)
     return state
 
 

@@ -77,6 +77,8 @@ class Packing:
 
         Movable jobs that have one device, or that are in `loose`, get devices that it leaves for those that it takes.
         """
+        if self._budget.moves <= 0:
+            return False
         layout, bits = self.layout, self.places[workload_id]
         count = bits.bit_count()
         others = {

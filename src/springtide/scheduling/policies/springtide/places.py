@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from springtide.core.decision import EMPTY, PoolAllocation, Snapshot
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.placement.placing import place
+from springtide.scheduling.placement.placing import place, try_place
 from springtide.scheduling.placement.relocation import SearchBudget
 from springtide.scheduling.placement.topology import Blocks, Census, Layout, layout_of
 from springtide.scheduling.policies.springtide.capacity import NO_WORKLOAD, StayingJobs
@@ -157,9 +157,17 @@ def _choose_places(
     wanted.update(compact)
     wanted.update({who: devices for who, devices in state.pinned.items() if len(devices) == counts.get(who)})
     movable = {workload_id for workload_id in spare if workload_id in held} - fixed
-    placed = place(counts, snapshot, movable=movable, wanted=wanted, budget=budget)
-    if not scattered_jobs(state, layout, placed):
-        return placed
+
+    def is_scattered(workload_id: WorkloadId, bits: int) -> bool:
+        return (
+            workload_id in state.reservations.entries
+            and bits != layout.bitmap(state.devices.get(workload_id, ()))
+            and nodes_factor(layout, len(layout.nodes_of(bits)), bits.bit_count()) < state.slowed.get(workload_id, 1.0)
+        )
+
+    found = try_place(counts, snapshot, movable=movable, wanted=wanted, budget=budget, rejects=is_scattered)
+    if found is not None and not scattered_jobs(state, layout, found):
+        return found
     movable |= {WorkloadId(key) for key in _movable_jobs(state.reservations)} - fixed
     placed = place(counts, snapshot, movable=movable, wanted=wanted, budget=budget)
     return _pack(state, layout, snapshot, placed, movable, spare, fixed, budget)

@@ -188,14 +188,16 @@ def _reason_of(
     """The reason of one workload; empty if its devices do not change and its promise, if it has one, is kept."""
     if workload_id in state.given_up:
         return state.given_up[workload_id]
+    again = IN_TIME_AGAIN if workload_id in state.recovered else ""
     if allocation is not None and allocation is held:
-        return IN_TIME_AGAIN if workload_id in state.recovered else ""
+        return again
     before = held.num_devices if held is not None else 0
     after = allocation.num_devices if allocation is not None else 0
     if after and after == before and allocation is not None and held is not None:
         if set(allocation.device_ids) != set(held.device_ids):
             return "moved, so that another job's workers lie close together; it has the time for it"
-        return BATCH_CHANGES if allocation.global_batch_size != held.global_batch_size else ""
+        # What it holds may be the same and another object: a part of each device, where nodes are in pools.
+        return BATCH_CHANGES if allocation.global_batch_size != held.global_batch_size else again
     reservations = state.reservations
     return state.notes.get(workload_id) or _why(before, after, reservations.entries.get(workload_id), reservations)
 
