@@ -125,13 +125,14 @@ def constant_divisor(loss, ends=(6,)):
     parts = [slice(low, high) for low, high in zip((0, *ends), (*ends, BATCH), strict=True)]
     terms = [LossTerms(loss(part), len(found_ids(part)), BATCH, counts=True) for part in parts]
     sums = torch.tensor([one.said for one in terms], dtype=torch.float64).sum(0).tolist()
-    assert not any(one.constant_divisor(sums, []) for one in terms)
+    other = [2 * one for one in sums]
+    assert not any(one.constant_divisor(sums, [sums, other]) for one in terms)
     # One member is enough to say so.
     return max((one.constant_divisor(sums, [sums]) for one in terms), key=lambda found: found or 0.0)
 
 
 def test_a_sum_that_is_divided_by_a_constant_is_found():
-    for ends in ((6,), (5,), ()):
+    for ends in ((6,), (5,), (3, 7)):
         assert constant_divisor(lambda part: logits(part).sum() / 100, ends) == 100.0
         for loss in (by_samples, by_batch, summed, classes, two_heads):
             assert constant_divisor(loss, ends) is None

@@ -37,7 +37,7 @@ COMPUTED_AGAIN = (
 
 # In how many of its first steps a program is looked at for what cannot be divided.
 _NUM_LOOKS = 3
-# Of several losses of a step, those of the step before are among so many.
+# What a sum is divided by is a constant if it was the same in so many steps before.
 _NUM_TOTALS_BEFORE = 4
 
 
@@ -94,7 +94,9 @@ class LibraryLoop:
         # In the first steps: how many more the program is looked at in, and what it carries from batch to batch.
         self._num_looks = _NUM_LOOKS
         self._carried = CarriedTensors()
-        self._totals_before: deque[list[float]] = deque(maxlen=_NUM_TOTALS_BEFORE)
+        # Of each loss of a step, what members have added up; and how many losses the present step has had.
+        self._totals_before: dict[int, deque[list[float]]] = {}
+        self._num_losses = 0
         self._model: torch.nn.Module | None = None
 
     @property
@@ -168,6 +170,7 @@ class LibraryLoop:
             self._state.keep()
         self.is_in_step, self._is_exchanged, self._is_elsewhere = True, False, False
         self._num_looks -= 1
+        self._num_losses = 0
         self._carried.used()
         if self._num_looks >= 0 and self._model is not None:
             self._carried.watch(self._model, program_frames(), num_before)
@@ -276,20 +279,21 @@ class LibraryLoop:
         Returns the same part of the loss.
         """
         _weight_root(loss, share)
-        if self._broken or (self.world_size == 1 and self._num_looks < 0):
+        if self._broken or self.world_size == 1:
             return loss.detach() * share
         terms = LossTerms(loss, len(self.part(number)), len(self._passes[number]), counts=share > 0.0)
         totals = self._totals(terms.said)
         if self._broken:
             return loss.detach() * share
-        if (divisor := terms.constant_divisor(totals, self._totals_before)) is not None:
+        before = self._totals_before.setdefault(self._num_losses, deque(maxlen=_NUM_TOTALS_BEFORE))
+        self._num_losses += 1
+        is_known = len(before) == _NUM_TOTALS_BEFORE
+        if is_known and (divisor := terms.constant_divisor(totals, before)) is not None:
             raise NotDivisible(
                 f"the loss is a sum over the samples of a batch, divided by {divisor:g}, which is the same for "
                 "parts of it; divide it by the number of samples or tokens that it is of"
             )
-        self._totals_before.append(totals)
-        if self.world_size == 1:
-            return loss.detach() * share
+        before.append(totals)
         return torch.as_tensor(terms.weigh(share, totals), dtype=loss.dtype, device=loss.device)
 
     def note_other_batch(self) -> None:

@@ -86,8 +86,8 @@ class LossTerms:
             if term.is_known or not amount or term.amount in (0.0, self._batch_size):
                 continue
             # As many of each sample are a number of them, too.
-            is_same = abs(squares * sums[0] - amount**2) <= _TINY * amount**2
-            is_same &= any((one[0], one[3 + 3 * place]) == (sums[0], amount) for one in earlier)
+            is_same = sums[0] > 1 and abs(squares * sums[0] - amount**2) <= _TINY * amount**2
+            is_same &= all((one[0], one[3 + 3 * place]) == (sums[0], amount) for one in earlier)
             if is_same and term.amount is not None and term.amount % self._num_samples:
                 return term.amount
         return None
