@@ -142,6 +142,10 @@ class Controller:
         self.state = state
         self.forget_derived()
 
+    def follow(self, tide: Tide, now_s: float) -> None:
+        """Go on with days of this length, which a snapshot of the journal may have otherwise."""
+        self.state.tide = self.state.tide.as_long_as(tide, now_s)
+
     def forget_derived(self) -> None:
         """Drop all that is kept only to save time. `verify` holds the next step to be the same without it."""
         self._decisions.forget()
