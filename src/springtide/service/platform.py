@@ -151,7 +151,6 @@ class Platform:
         began_unix_s, midnight_s = _founding_times(self._journal)
         if tide is not None and tide.day_s == DAY_S:
             tide = replace(tide, midnight_s=midnight_s)
-        self._tide = tide
         self._controller = Controller(
             self.make_policy(),
             overheads=LOCAL_OVERHEADS if build is None else build.overheads,
@@ -230,8 +229,7 @@ class Platform:
             raise JournalDamaged(
                 seq + 1, f"the journal ends at step {journal.newest.seq}, of which no snapshot can be read"
             )
-        if self._tide is not None:
-            self._controller.follow(self._tide, journal.last_now_s())
+        self._controller.follow_days(journal.last_now_s())
         self._view = self._make_view(seq)
         self._snapshot = self._controller.snapshot(self.clock.now_s())
         if self._build is None:

@@ -33,6 +33,13 @@ def smoothed_classes(part):
     return functional.cross_entropy(logits(part)[:, :3], LABELS[part], weight=CLASSES, label_smoothing=0.1)
 
 
+def smoothed_tokens(part):
+    found = logits(part).view(-1, 5, 3).transpose(1, 2)
+    loss = functional.cross_entropy(found, TOKENS[part], weight=CLASSES, label_smoothing=0.05)
+    loss = loss + functional.cross_entropy(found, TOKENS[part].clamp(min=0), label_smoothing=0.2)
+    return loss + 0.5 * (found.square().mean(1) * IS_TOKEN[part]).sum() / IS_TOKEN[part].sum()
+
+
 def padded(part):
     return functional.cross_entropy(logits(part).view(-1, 3), TOKENS[part].flatten())
 
@@ -68,7 +75,7 @@ def by_batch(part):
 
 
 def by_samples(part):
-    found = logits(part).square().sum(1).sum() / len(found_ids(part)) + logits(part).sum() * (1 / len(found_ids(part)))
+    found = logits(part).square().sum(1).sum() / len(found_ids(part))
     return found + functional.binary_cross_entropy_with_logits(logits(part)[:, :3], IMAGES[part][:, :3].sigmoid())
 
 
@@ -106,7 +113,19 @@ def weighted(loss, parts):
 @pytest.mark.parametrize(
     "loss",
     [
-        *(classes, smoothed_classes, padded, two_heads, by_mask, by_number, selected, summed, by_batch, by_samples),
+        *(
+            classes,
+            smoothed_classes,
+            smoothed_tokens,
+            padded,
+            two_heads,
+            by_mask,
+            by_number,
+            selected,
+            summed,
+            by_batch,
+            by_samples,
+        ),
         one_by_one,
     ],
 )
@@ -118,7 +137,19 @@ def test_parts_add_up_to_the_whole_batch(loss, ends):
     expected = gradients(whole)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     # Of a part that has no token the rest of the loss is not known.
-    assert loss is two_heads or told == pytest.approx(whole.item(), rel=1e-5)
+    assert (loss in (two_heads, smoothed_tokens) and 2 in ends) or told == pytest.approx(whole.item(), rel=1e-5)
+
+
+def test_a_sum_times_one_by_the_samples_is_a_mean_and_half_a_sum_is_a_sum():
+    def by_factor(part):
+        return logits(part).square().sum() * (1 / len(found_ids(part)))
+
+    def half(part):
+        return 0.5 * logits(part).square().sum()
+
+    for loss, parts in ((by_factor, [slice(0, 5), slice(5, 12)]), (half, [slice(0, 2), slice(2, 12)])):
+        found, _ = weighted(loss, parts)
+        torch.testing.assert_close(found, gradients(loss(slice(0, BATCH))), rtol=1e-5, atol=1e-6)
 
 
 def constant_divisor(loss, ends=(6,)):

@@ -25,6 +25,8 @@ _MEAN, _SUM = 1, 2
 _LIKE_BEFORE = ("ToCopyBackward0", "ViewBackward0", "SqueezeBackward0", "UnsqueezeBackward0", "AliasBackward0")
 _REDUCTIONS = ("MeanBackward0", "SumBackward0")
 _TINY, _ROUNDED = 1e-9, 1e-6
+# One of so many samples or more may be what a sum is multiplied by; a half is a weight.
+_MIN_INVERSE = 5
 
 
 @dataclass
@@ -145,6 +147,7 @@ class LossTerms:
                 found[place.node] = term
             else:
                 self._is_whole = False
+        _value_smoothing(list(found.values()))
         yield from found.values()
 
 
@@ -202,11 +205,39 @@ def _term(place: _Place, num_samples: int) -> _Term | None:
         return None
     size = node._saved_self_sym_sizes if name == "SumBackward0" else node._saved_self.shape
     for number in (num_samples, torch.Size(size).numel()):
-        if number in place.divisors or any(abs(one * number - 1.0) < _ROUNDED for one in place.multipliers):
+        multipliers = () if place.divisors or number < _MIN_INVERSE else place.multipliers
+        if number in place.divisors or any(abs(one * number - 1.0) < _ROUNDED for one in multipliers):
             return _Term(node, place.coefficient, float(number))
     if place.divisors:
         return _Term(node, place.coefficient, place.divisors[-1], is_known=False)
     return _Term(node, place.coefficient, None)
+
+
+def _value_smoothing(terms: list[_Term]) -> None:
+    """Set the values of those terms that torch adds to a loss by classes for its smoothed labels."""
+    of_classes = [term for term in terms if term.node.name().startswith("NllLoss") and term.value is not None]
+    for term in terms:
+        for one in of_classes if term.value is None and term.amount else ():
+            is_alike = one.amount and abs(term.amount / one.amount - 1.0) < _ROUNDED  # type: ignore[operator]
+            if is_alike and _log_softmax(one.node) == _log_softmax(term.node) is not None:
+                summed = _smoothed_sum(one.node)
+                term.value = summed if term.node.name() == "SumBackward0" else summed / one.amount  # type: ignore[operator]
+
+
+def _smoothed_sum(node: Any) -> float:
+    found, weight = node._saved_self.detach(), node._saved_weight
+    if weight is not None:
+        found = found * weight.view(-1, *[1] * (found.dim() - 2))
+    return float(-found.sum(1).masked_fill(node._saved_target == ignored_index(node), 0.0).sum())
+
+
+def _log_softmax(root: Any) -> Any:
+    """The logarithm of probabilities that is the first below a node; None if there is another layer before."""
+    node = root
+    while node is not None and node.name() != "LogSoftmaxBackward0":
+        below = [one for one, _ in node.next_functions if one is not None]
+        node = below[0] if len(below) == 1 else None
+    return node
 
 
 def _is_number(node: Any) -> bool:
