@@ -17,6 +17,14 @@ def test_each_bin_keeps_its_highest_need_and_starts_from_the_level_before() -> N
     assert (tide.open_bin, tide.peak, tide.level) == (2, 4, 4)
 
 
+def test_a_day_of_another_length_begins_with_what_is_needed_now() -> None:
+    tide, wanted = Tide(day_s=40.0, bins_per_day=4).noted(0.0, 1).noted(25.0, 2), Tide(day_s=8.0, bins_per_day=4)
+    assert tide.as_long_as(Tide(day_s=40.0, bins_per_day=4), 26.0) is tide
+    found = tide.as_long_as(wanted, 26.0)
+    assert found == Tide(day_s=8.0, bins_per_day=4, first_bin=13, peak=2, level=2)
+    assert Tide().as_long_as(wanted, 26.0) == wanted
+
+
 def test_without_updates_the_last_level_holds() -> None:
     tide = Tide(day_s=40.0, bins_per_day=4).noted(5.0, 7).noted(6.0, 3).noted(45.0, 3)
     assert tide.peaks == (7, 3, 3, 3)

@@ -19,6 +19,7 @@ from springtide.core.events import ClockAnchored, NodeJoined, NodeLost, Platform
 from springtide.core.resources import make_node
 from springtide.core.status.pods import ClusterStatus
 from springtide.core.status.shares import SharingStatus
+from springtide.service.assembly.pool_settings import tide_of
 from springtide.service.platform import Platform, PlatformBuild
 from springtide.service.submission.schemas import JobIn, JobSourceIn, ServiceIn
 from springtide.service.submission.source_stores import DirectorySources, ObjectSources
@@ -64,7 +65,7 @@ class Machines:
 class Control:
     """One control plane on a state directory that is its own, with journal and store elsewhere."""
 
-    def __init__(self, folder, journal_url, store_url, nodes):
+    def __init__(self, folder, journal_url, store_url, nodes, day_s=None):
         self.machines = None
         self.superseded = []
         self.has_ended = threading.Event()
@@ -79,6 +80,7 @@ class Control:
             "springtide",
             (),
             make,
+            tide=tide_of(day_s),
             build=PlatformBuild(
                 journal=open_journal(journal_url, folder, holder=folder.name),
                 source_store=ObjectSources(store, folder),
@@ -103,10 +105,10 @@ class Control:
 def make(tmp_path):
     made = []
 
-    def make(name, nodes, journal_url=""):
+    def make(name, nodes, journal_url="", day_s=None):
         (tmp_path / name).mkdir(exist_ok=True)
         url = journal_url or f"sqlite://{tmp_path}/journal.db"
-        made.append(Control(tmp_path / name, url, tmp_path / "objects", nodes))
+        made.append(Control(tmp_path / name, url, tmp_path / "objects", nodes, day_s))
         return made[-1]
 
     yield make
@@ -190,6 +192,21 @@ def test_a_second_control_plane_on_the_same_sqlite_journal_gets_the_next_term(ma
         terms.append(control.platform._journal.term)
         control.end()
     assert terms == [1, 2]
+
+
+def test_the_length_of_a_day_is_that_of_the_newest_start_also_after_a_snapshot(make):
+    found = []
+    for name, day_s in (("first", None), ("second", 120.0), ("third", 120.0)):
+        control = make(name, (make_node("a", 1),), day_s=day_s).start()
+        settled(control)
+        found.append(control.platform._controller.state.tide)
+        control.platform._controller.state.tide = found[-1].noted(1e5, 3)
+        control.end()
+        control.platform._upkeep.cut(control.platform.clock.now_s())
+    assert [tide.day_s for tide in found] == [86_400.0, 120.0, 120.0]
+    # Of a day of another length the present need is known, of the same one its past, too.
+    assert [tide.level for tide in found] == [None, 3, 3]
+    assert found[2].open_bin == int(1e5 / found[1].bin_s)
 
 
 def test_workers_go_on_after_a_failure_of_the_control_loop(make, monkeypatch):

@@ -66,6 +66,7 @@ class Controller:
         self._learns_overheads = learns_overheads
         self._overheads_learnt_from: tuple[float, ...] = ()
         self._on_policy_error = on_policy_error
+        self._given_tide = tide
         self.state = PlatformState(tide=tide or Tide())
         self._views = SnapshotViews()
         self._worklist = Worklist()
@@ -141,6 +142,11 @@ class Controller:
         """Take this state, of a journal's snapshot, instead of the one from before the first step."""
         self.state = state
         self.forget_derived()
+
+    def follow_days(self, now_s: float) -> None:
+        """Go on with days of the length that was given, which a snapshot of the journal may have otherwise."""
+        if self._given_tide is not None:
+            self.state.tide = self.state.tide.as_long_as(self._given_tide, now_s)
 
     def forget_derived(self) -> None:
         """Drop all that is kept only to save time. `verify` holds the next step to be the same without it."""

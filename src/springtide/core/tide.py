@@ -47,6 +47,13 @@ class Tide(msgspec.Struct, frozen=True, kw_only=True):
         minutes = int(within_s // 60.0)
         return f"{minutes // 60:02d}:{minutes % 60:02d}"
 
+    def as_long_as(self, wanted: Tide, now_s: float) -> Tide:
+        """The tide in days as long as those of `wanted`; what was remembered in others is dropped."""
+        if (self.day_s, self.bins_per_day) == (wanted.day_s, wanted.bins_per_day):
+            return self
+        new = msgspec.structs.replace(wanted, first_bin=0, peaks=(), peak=0, level=None)
+        return new if self.level is None else new.noted(now_s, self.level)
+
     def noted(self, now_s: float, needed: int) -> Tide:
         """The tide with `needed` devices from now on; the same object if nothing changes."""
         current = self.bin_at(now_s)

@@ -229,6 +229,7 @@ class Platform:
             raise JournalDamaged(
                 seq + 1, f"the journal ends at step {journal.newest.seq}, of which no snapshot can be read"
             )
+        self._controller.follow_days(journal.last_now_s())
         self._view = self._make_view(seq)
         self._snapshot = self._controller.snapshot(self.clock.now_s())
         if self._build is None:

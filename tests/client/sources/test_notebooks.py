@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import linecache
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,6 +106,36 @@ def test_two_functions_may_call_each_other(cell: Cell) -> None:
     loaded: dict[str, Any] = {}
     exec(compile(text, "notebook.py", "exec"), loaded)
     assert loaded["odd"](3)
+
+
+def test_a_class_without_functions_of_its_own_is_found_in_its_cell(cell: Cell) -> None:
+    cell("from dataclasses import dataclass\n@dataclass\nclass Config:\n    rate: float = 1.0\n")
+    cell("class Names:\n    first = 'a'\n")
+    cell("@dataclass\nclass Config:\n    rate: float = 2.0\n")
+    text = cell_text(cell("def fit():\n    return Config(), Names.first\n")["fit"])
+    loaded: dict[str, Any] = {"__name__": "notebook"}
+    exec(compile(text, "notebook.py", "exec", dont_inherit=True), loaded)
+    config, name = loaded["fit"]()
+    assert (config.rate, name) == (2.0, "a")
+
+
+class ShellDouble:
+    """What IPython's shell keeps of its cells, as they were typed; a magic with one sign is a call."""
+
+    def __init__(self, cells: list[str]) -> None:
+        self.history_manager = SimpleNamespace(input_hist_raw=cells)
+
+    def transform_cell(self, text: str) -> str:
+        return text.replace("%matplotlib", "matplotlib")
+
+
+def test_a_cell_below_a_magic_is_found_in_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = "%%writefile other.py\ndef fit():\n    return 3\n"
+    cells = ["", "%%time\n%matplotlib\ndef fit():\n    return 1\n", "def fit():\n    return (0, 2)\n", written]
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: ShellDouble(cells)))
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("def fit():\n    return 1\n", "<timed exec>", "exec", dont_inherit=True), namespace)
+    assert "return 1" in cell_text(namespace["fit"])
 
 
 def test_without_its_text_a_function_is_refused() -> None:

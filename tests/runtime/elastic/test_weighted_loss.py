@@ -133,3 +133,42 @@ def test_what_is_no_weight_is_refused(tmp_path, weight):
 
     with pytest.raises(InvalidRequest, match="the weight of a loss"):
         run_local(fit, make_job(tmp_path, "", num_epochs=1), tmp_path / "out", lambda line: None)
+
+
+@pytest.mark.parametrize("fields", [{"exact": False, "micro_batch": 4}, {"exact": True}])
+def test_a_mean_over_weights_of_classes_counts_for_these(tmp_path, fields, capsys):
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    y, classes = (x[:, 0] > 0.6).long(), torch.tensor([0.1, 5.0])
+
+    def losses(model):
+        logits = model(x)
+        return nn.functional.cross_entropy(logits, y, weight=classes), logits.square().mean()
+
+    def gradient(with_other):
+        found = []
+
+        def fit(ctx):
+            model = nn.Linear(4, 2)
+            nn.init.ones_(model.weight)
+            nn.init.zeros_(model.bias)
+            expected, other = losses(model)
+            (expected + other if with_other else expected).backward()
+            expected = model.weight.grad.clone(), expected.item()
+            model.zero_grad()
+            model, _ = ctx.prepare(model, lambda p: torch.optim.SGD(p, lr=1.0), micro_batch=fields.get("micro_batch"))
+            for batch in ctx.batches((x, y)):
+                logits = model(batch.x)
+                loss = nn.functional.cross_entropy(logits, batch.y, weight=classes)
+                if ctx.step(loss + logits.square().mean() if with_other else loss):
+                    found.append((1.0 - model.weight.detach(), ctx.loss, *expected))
+
+        job = make_job(tmp_path, "", global_batch_size=16, num_epochs=1, exact=fields["exact"])
+        run_local(fit, job, tmp_path / "out", lambda line: None)
+        return found[0]
+
+    change, loss, expected, expected_loss = gradient(False)
+    torch.testing.assert_close(change, expected, rtol=1e-5, atol=1e-6)
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    assert "weight=" not in capsys.readouterr().err
+    gradient(True)
+    assert capsys.readouterr().err.count("step(loss, weight=(labels") == 1

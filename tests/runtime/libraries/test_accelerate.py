@@ -164,6 +164,27 @@ def test_no_rate_loss_or_sample_changes_whatever_happens_to_the_group(make_progr
     assert (plane.work_dir / "out" / "model.safetensors").exists()
 
 
+# A mean over weights of classes, one over the targets that are not ignored, and one by weights of samples.
+OF_WEIGHTS = PROGRAM.replace(
+    "loss = torch.nn.functional.mse_loss(model(batch[0]), batch[1])",
+    """found, labels = model(batch[0]), (batch[1][:, 0] > 1).long()
+                logits, weights = torch.cat([found, -found], 1), 1 + 4 * (batch[1] < 0)
+                loss = torch.nn.functional.cross_entropy(logits, labels, weight=torch.tensor([0.2, 3.0]))
+                some = torch.cat([labels, labels.where(batch[1][:, 0] < 2, -100)])
+                loss = loss + torch.nn.functional.cross_entropy(torch.cat([logits, logits]), some)
+                loss = loss + ((found - batch[1]) ** 2 * weights).sum() / weights.sum()""",
+)
+
+
+def test_losses_that_are_no_means_over_samples_are_those_of_one_worker(make_program, undisturbed):
+    plane = make_program(OF_WEIGHTS, step_s=0.1)
+    plane.start_group("a", "b", "c")
+    go_on(plane, 4)
+    lose(plane, "leader", "a", "b", "c")
+    plane.wait_finished()
+    assert_as(plane, undisturbed.of(OF_WEIGHTS, {}))
+
+
 def test_a_late_joiner_has_the_counters_of_the_others(make_program, undisturbed):
     expected = undisturbed.of(PROGRAM, {})
     plane = make_program(step_s=0.02)

@@ -1,4 +1,4 @@
-"""Losses that compare samples, and means over something else than samples, are told from the others."""
+"""Losses that compare samples, and sums over samples, are told from the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from springtide.runtime.libraries.loss_graph import compares_samples, is_weighted_mean
+from springtide.runtime.libraries.loss_graph import compares_samples, reads_data
 
 SAMPLES = 8
 ONE, OTHER = nn.Linear(5, 7), nn.Linear(6, 7)
@@ -74,16 +74,11 @@ def test_a_loss_that_compares_others_than_samples_is_not_taken_for_one():
     assert not compares_samples(torch.ones(()), SAMPLES)
 
 
-@pytest.mark.parametrize(
-    ("keywords", "labels", "expected"),
-    [
-        ({}, LABELS, False),
-        ({"weight": torch.rand(7)}, LABELS, True),
-        ({"ignore_index": 0}, LABELS, True),
-        ({}, LABELS.where(LABELS > 2, torch.tensor(-100)), True),
-        ({"weight": torch.rand(7), "reduction": "sum"}, LABELS, False),
-    ],
-)
-def test_a_mean_over_weights_or_over_some_targets_is_known(keywords, labels, expected):
-    loss = functional.cross_entropy(ONE(X), labels, **keywords).sum() + 0.1 * ONE.weight.square().sum()
-    assert is_weighted_mean(loss) == expected
+def test_sums_over_samples_are_told_from_those_of_weights_and_means():
+    assert reads_data(ONE(X).square().sum().grad_fn)
+    assert reads_data(functional.cross_entropy(ONE(X), LABELS, reduction="none").sum().grad_fn)
+    assert reads_data(nn.Embedding(7, 3)(LABELS).sum(1).sum().grad_fn)
+    assert not reads_data(ONE.weight.square().sum().grad_fn)
+    assert not reads_data((ONE.weight.T @ ONE.weight - torch.eye(5)).square().sum().grad_fn)
+    # As of experts, how many samples each gets.
+    assert not reads_data(ONE(X).softmax(1).mean(0).square().sum().grad_fn)

@@ -49,7 +49,7 @@ def turns(loop, optimizers):
 
 def go_back(turns, *models):
     loss = sum(model(torch.ones(1, 2)).sum() for model in models)
-    turns.before_backward(0, loss, loss.detach())
+    turns.before_backward(0, loss, 1.0)
     loss.backward()
     turns.after_backward()
 
@@ -150,7 +150,7 @@ def test_an_optimizer_that_has_its_loss_computed_again_is_refused(turns, loop, m
     def closure():
         optimizer.zero_grad()
         loss = (models[0](torch.ones(1, 2)) - 3.0).square().sum()
-        turns.before_backward(0, loss, loss.detach())
+        turns.before_backward(0, loss, 1.0)
         loss.backward()
         turns.after_backward()
         turns.before_update(optimizer)

@@ -18,6 +18,10 @@ from springtide.core.errors import InvalidRequest
 NOTEBOOK_FILE = "notebook.py"
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 _MAX_CONSTANT_CHARS = 10_000
+# What classes read of the module that they are in.
+_OF_MODULES = ("__name__", "__annotations__")
+# Magics of IPython that run the rest of a cell; its text is then known from its history alone.
+_RUNNING_MAGICS = ("%%time", "%%capture", "%%prun")
 _LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL"})
 
 
@@ -49,6 +53,7 @@ class _Written:
         self.missing: list[str] = []
         self._module = module
         self._seen: set[str] = set()
+        self._names: Mapping[str, Any] = vars(sys.modules.get(module, builtins))
 
     def add(self, name: str, value: Any) -> None:
         """Write what defines the name as the value, after all that this uses."""
@@ -68,11 +73,14 @@ class _Written:
             self.missing.append(name)
 
     def _define(self, name: str, inner: Any) -> None:
-        text, namespace = _definition(name, inner)
+        text, namespace = _definition(name, inner, self._names)
+        self._names = namespace
         if text is None:
             self.missing.append(name)
             return
         for used in _used(compile(text, NOTEBOOK_FILE, "exec", dont_inherit=True)):
+            if used in _OF_MODULES:
+                continue
             if used in namespace:
                 self.add(used, namespace[used])
             elif not hasattr(builtins, used):
@@ -97,21 +105,59 @@ def _is_constant(value: Any) -> bool:
     return type(value) in _CONSTANTS and len(repr(value)) <= _MAX_CONSTANT_CHARS
 
 
-def _definition(name: str, inner: Any) -> tuple[str | None, Mapping[str, Any]]:
-    """The text that defines a function or class in its cell, None where that is not known; and the notebook's names."""
+def _definition(name: str, inner: Any, names: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
+    """The text that defines a function or class in its cell, None where that is not known; and the notebook's names.
+
+    `names` are those of what uses it.
+    """
     for function in _functions_of(inner):
-        text = "".join(linecache.getlines(function.__code__.co_filename))
-        try:
-            statements = ast.parse(text).body
-        except SyntaxError:
-            continue
-        # If the cell defines it twice, the last one is what it is now.
-        for statement in reversed(statements):
-            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and statement.name == name:
-                first = min([statement.lineno, *(each.lineno for each in statement.decorator_list)])
-                lines = text.splitlines()[first - 1 : statement.end_lineno]
-                return "\n".join(lines) + "\n", function.__globals__
+        if text := _defining(name, "".join(linecache.getlines(function.__code__.co_filename))):
+            return text, function.__globals__
+    for cell in _cells():
+        text = _defining(name, cell)
+        # Of a class whose methods are made for it, as a dataclass has them, the newest cell with its name is its own.
+        if text and (isinstance(inner, type) or _computing(inner.__code__) in _functions_in(text)):
+            return text, inner.__globals__ if isinstance(inner, FunctionType) else names
     return None, {}
+
+
+def _functions_in(text: str) -> list[tuple[Any, ...]]:
+    code = compile(text, NOTEBOOK_FILE, "exec", dont_inherit=True)
+    return [_computing(one) for one in code.co_consts if isinstance(one, CodeType)]
+
+
+def _defining(name: str, cell: str) -> str | None:
+    """The statement of a cell that defines the name; if there are two, the last one is what it is now."""
+    try:
+        statements = ast.parse(cell).body
+    except SyntaxError:
+        return None
+    for statement in reversed(statements):
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and statement.name == name:
+            first = min([statement.lineno, *(each.lineno for each in statement.decorator_list)])
+            return "\n".join(cell.splitlines()[first - 1 : statement.end_lineno]) + "\n"
+    return None
+
+
+def _cells() -> Iterator[str]:
+    """The texts of cells that were run, the newest first; of one below a magic that runs it, the rest."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is None:
+        # What is no file has no time of change.
+        interactive = [entry for entry in linecache.cache.values() if len(entry) > 1 and entry[1] is None]
+        yield from ("".join(entry[2]) for entry in reversed(interactive))
+        return
+    for raw in reversed(shell.history_manager.input_hist_raw):
+        lines = raw.lstrip().splitlines()
+        while lines and lines[0].split(" ")[0] in _RUNNING_MAGICS:
+            del lines[0]
+        yield shell.transform_cell("\n".join(lines))
+
+
+def _computing(code: CodeType) -> tuple[Any, ...]:
+    """What a code computes, wherever it stands."""
+    constants = [_computing(one) if isinstance(one, CodeType) else one for one in code.co_consts]
+    return code.co_name, code.co_code, code.co_names, repr(constants)
 
 
 def _functions_of(inner: Any) -> Iterator[FunctionType]:

@@ -242,6 +242,12 @@ class Group:
             self._finish(work, timedelta(seconds=self.timeout_s))
         self._synchronize()
 
+    def sums(self, values: Sequence[float], device: torch.device) -> list[float]:
+        """The sums over all ranks, each of which gives as many numbers. Raises PeerLost."""
+        summed = torch.tensor(values, dtype=torch.float64).to(device)
+        self.finish([self.start_all_reduce(summed)])
+        return summed.tolist()
+
     def _run(
         self, start: Callable[[timedelta], Any], timeout_s: float | None = None, *, is_pairwise: bool = False
     ) -> None:

@@ -32,6 +32,7 @@ from springtide.runtime.elastic.steps.choice import step_method
 from springtide.runtime.elastic.steps.gradients import LossScaling, clip_gradients, divided_by_weight, weighted
 from springtide.runtime.elastic.steps.library import LibrarySteps
 from springtide.runtime.elastic.steps.library_turns import LibraryTurns
+from springtide.runtime.elastic.steps.loss_means import LossWeights
 from springtide.runtime.elastic.steps.method import Flags, Reduced, parts_ahead
 from springtide.runtime.elastic.steps.patience import FIRST_STEP_TIMEOUT_S, StepPatience
 from springtide.runtime.elastic.steps.state_check import first_difference
@@ -102,6 +103,7 @@ class Trainer:
         # After a step that is to be done again: undoes what user code then does to prepared objects.
         self._undo: Callable[[], None] | None = None
         self.loss: float | None = None
+        self._loss_weights = LossWeights()
         self._patience = StepPatience()
         self._step_log = self.storage.step_log
         self._reporter = Reporter(link, open_slot(spec))
@@ -253,7 +255,7 @@ class Trainer:
     def backward(self, loss: torch.Tensor, place: int = 0, weight: float | None = None) -> None:
         """Run backward for the current shard; after the step's last shard, exchange the gradients.
 
-        `place` is that of the optimizer whose turn it is. The shard counts for `weight`, or for its samples.
+        `place` is that of the optimizer whose turn it is. The shard counts for `weight`, or for what LossWeights says.
         """
         if self._batch is None:
             # An earlier turn of this step was given up.
@@ -268,6 +270,7 @@ class Trainer:
         if self._turns.last is not None:
             # What the turn before has exchanged has ended this member's computation.
             self._reporter.step_begins(-(-len(self._batch.ids) // self._group.world_size) if self._group else 0)
+        weight = self._loss_weights.of(loss, weight)
         loss, root = weighted(loss, self._scaling.scaled(loss), weight, self._part_size)
         self._method.backward(loss, root, place, weight)
         if not self._method.has_part():

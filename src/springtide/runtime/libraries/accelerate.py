@@ -273,7 +273,7 @@ class AccelerateFit:
                 "the program accumulates gradients in its own way; use `with accelerator.accumulate(model):` around "
                 "each batch"
             )
-        told = loss.detach() * self._loop.part_of_step(number)
+        told = self._loop.part_of_step(number)
         if self._turns is not None:
             self._turns.before_backward(number, loss, told)
             backward(loss, **keywords)

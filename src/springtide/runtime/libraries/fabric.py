@@ -249,7 +249,7 @@ class FabricFit:
             return
         assert self._loader is not None
         assert self._turns is not None
-        self._turns.before_backward(self._loader.number, loss, loss.detach())
+        self._turns.before_backward(self._loader.number, loss, 1.0)
         backward(loss, *arguments, **keywords)
         self._turns.after_backward()
 

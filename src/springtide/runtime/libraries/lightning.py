@@ -239,10 +239,10 @@ class LightningFit:
         assert self._loader is not None
         number = self._loader.number
         if self._turns is not None:
-            self._turns.before_backward(number, loss, loss.detach())
+            self._turns.before_backward(number, loss, 1.0)
             return
         # Lightning divides by the number of passes of a full step.
-        told = loss.detach() * (self._trainer.accumulate_grad_batches * self._loop.part_of_step(number))
+        told = self._trainer.accumulate_grad_batches * self._loop.part_of_step(number)
         self._loop.weigh(number, loss, told)
 
     def after_backward(self) -> None:

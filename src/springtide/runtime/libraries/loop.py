@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import enum
-import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from springtide.runtime.elastic.trainer import Trainer
 from springtide.runtime.libraries.carried import CarriedTensors
 from springtide.runtime.libraries.epoch_range import is_repeated
 from springtide.runtime.libraries.loop_variables import program_frames
-from springtide.runtime.libraries.loss_graph import compares_samples, is_weighted_mean
+from springtide.runtime.libraries.loss_graph import compares_samples
+from springtide.runtime.libraries.loss_terms import LossTerms
 from springtide.runtime.process.exits import WorkerExit
 
 COMPUTED_AGAIN = (
@@ -34,13 +35,10 @@ COMPUTED_AGAIN = (
     "worker's part of the batch; use another one"
 )
 
-
-_WEIGHTED = (
-    "springtide: the loss is a mean over weights of classes, or over targets of which some are ignored; several "
-    "workers weight their parts by the number of samples, as DistributedDataParallel does, and not by these\n"
-)
 # In how many of its first steps a program is looked at for what cannot be divided.
 _NUM_LOOKS = 3
+# What a sum is divided by is a constant if it was the same in so many steps before.
+_NUM_TOTALS_BEFORE = 4
 
 
 class NotDivisible(InvalidRequest):
@@ -96,8 +94,10 @@ class LibraryLoop:
         # In the first steps: how many more the program is looked at in, and what it carries from batch to batch.
         self._num_looks = _NUM_LOOKS
         self._carried = CarriedTensors()
+        # Of each loss of a step, what members have added up; and how many losses the present step has had.
+        self._totals_before: dict[int, deque[list[float]]] = {}
+        self._num_losses = 0
         self._model: torch.nn.Module | None = None
-        self._is_warned = False
 
     @property
     def seed(self) -> int:
@@ -170,6 +170,7 @@ class LibraryLoop:
             self._state.keep()
         self.is_in_step, self._is_exchanged, self._is_elsewhere = True, False, False
         self._num_looks -= 1
+        self._num_losses = 0
         self._carried.used()
         if self._num_looks >= 0 and self._model is not None:
             self._carried.watch(self._model, program_frames(), num_before)
@@ -233,38 +234,67 @@ class LibraryLoop:
 
         Where a member was lost, it is this worker's own, and `exchange` will say that the step is to be done again.
         """
-        assert isinstance(self._steps, LibrarySteps)
-        try:
-            return self._steps.total(value)
-        except CollectiveError as error:
-            self._broken = str(error)
-            return value
+        return self._totals([value])[0]
 
-    def weigh(self, number: int, loss: torch.Tensor, told: torch.Tensor, *, is_summed: bool = False) -> None:
+    def _totals(self, values: list[float]) -> list[float]:
+        assert self._steps is not None
+        if not self._broken:
+            try:
+                return self._steps.totals(values)
+            except CollectiveError as error:
+                self._broken = str(error)
+        return values
+
+    def weigh(self, number: int, loss: torch.Tensor, told: float, *, is_summed: bool = False) -> None:
         """Before the backward pass of `loss`: have its gradients weighted by this worker's part of the pass.
 
-        The loss of the step that is told is the sum of `told` over passes, weighted by the same part. `is_summed`: the
-        losses of all workers are parts of one sum already, so that no part has another weight.
+        The loss of the step that is told is the sum over passes of `told` times the loss, weighted by the same part.
+        `is_summed`: the losses of all workers are parts of one sum already, so that no part has another weight.
         """
         assert isinstance(self._steps, LibrarySteps)
         if self._is_exchanged:
             raise NotDivisible(COMPUTED_AGAIN)
         self._check_pass(number, loss)
         share = self._share(number)
-        part = float(share > 0.0) if is_summed else share
-        _weight_root(loss, part)
         weight = share * self.part_of_step(number)
-        self._steps.passes(told * part, weight, is_last=self.is_last(number))
+        if is_summed:
+            part = float(share > 0.0)
+            _weight_root(loss, part)
+            own = loss.detach() * part
+        else:
+            own = self._weigh_terms(number, loss, share)
+        self._steps.passes(own * told, weight, is_last=self.is_last(number))
 
-    def weigh_turn(self, number: int, loss: torch.Tensor, told: torch.Tensor) -> None:
+    def weigh_turn(self, number: int, loss: torch.Tensor, told: float) -> None:
         """Where optimizers take turns, before the backward pass of a loss of pass `number`: as `weigh`."""
         assert isinstance(self._steps, LibraryTurns)
         self._check_pass(number, loss)
         if self._is_exchanged:
             self._trainer.turn_begins()
-        part = self._share(number)
-        _weight_root(loss, part)
-        self._steps.add_loss(told * part)
+        self._steps.add_loss(self._weigh_terms(number, loss, self._share(number)) * told)
+
+    def _weigh_terms(self, number: int, loss: torch.Tensor, share: float) -> torch.Tensor:
+        """Weight the gradients of a loss by this worker's part of the samples, or of what the loss is a mean over.
+
+        Returns the same part of the loss.
+        """
+        _weight_root(loss, share)
+        if self._broken or self.world_size == 1:
+            return loss.detach() * share
+        terms = LossTerms(loss, len(self.part(number)), len(self._passes[number]), counts=share > 0.0)
+        totals = self._totals(terms.said)
+        if self._broken:
+            return loss.detach() * share
+        before = self._totals_before.setdefault(self._num_losses, deque(maxlen=_NUM_TOTALS_BEFORE))
+        self._num_losses += 1
+        is_known = len(before) == _NUM_TOTALS_BEFORE
+        if is_known and (divisor := terms.constant_divisor(totals, before)) is not None:
+            raise NotDivisible(
+                f"the loss is a sum over the samples of a batch, divided by {divisor:g}, which is the same for "
+                "parts of it; divide it by the number of samples or tokens that it is of"
+            )
+        before.append(totals)
+        return torch.as_tensor(terms.weigh(share, totals), dtype=loss.dtype, device=loss.device)
 
     def note_other_batch(self) -> None:
         """The program has read a batch of a DataLoader that is not divided."""
@@ -289,9 +319,6 @@ class LibraryLoop:
                 "the loss compares the samples of a batch with each other, as with in-batch negatives, and workers "
                 "would compare those of their parts only"
             )
-        if not self._is_warned and is_weighted_mean(loss):
-            self._is_warned = True
-            sys.stderr.write(_WEIGHTED)
 
     def exchange_turn(self, place: int | None) -> Exchanged:
         """Before the optimizer at `place` updates: make the gradients of its parameters those of the whole batch.

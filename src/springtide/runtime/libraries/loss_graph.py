@@ -1,21 +1,23 @@
-"""What the autograd graph of a loss tells: whether it compares the samples of a batch with each other, or weights them.
+"""What the autograd graph of a loss tells: whether it compares the samples of a batch with each other, or adds them up.
 
 The mean of the losses of parts is the loss of the whole batch only where each sample has a loss of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from springtide.runtime.elastic.steps.loss_means import nodes_from
 
 # Fewer samples are a number that other sizes are multiples of by chance.
 _MIN_SAMPLES = 3
 _PAIRS = ("MmBackward0", "CdistBackward0", "BmmBackward0")
 _LAYERS = (*_PAIRS, "AddmmBackward0", "ConvolutionBackward0", "EmbeddingBackward0")
-# Of torch's losses: a mean, not a sum.
-_MEAN = 1
+# Layers that are not used on weights.
+_READING = ("ConvolutionBackward0", "EmbeddingBackward0", "MkldnnRnnLayerBackward0")
+_REDUCTIONS = ("MeanBackward", "SumBackward", "VarBackward", "StdBackward")
 
 
 def compares_samples(loss: torch.Tensor, num_samples: int) -> bool:
@@ -23,20 +25,26 @@ def compares_samples(loss: torch.Tensor, num_samples: int) -> bool:
 
     Of compiled code nothing is seen.
     """
-    return num_samples >= _MIN_SAMPLES and any(_pairs(node, num_samples) for node in _nodes(loss.grad_fn))
+    return num_samples >= _MIN_SAMPLES and any(_pairs(node, num_samples) for node in nodes_from(loss.grad_fn))
 
 
-def is_weighted_mean(loss: torch.Tensor) -> bool:
-    """Whether the loss has a mean over weights of classes, or one that leaves out targets, as those of padding."""
-    return any(_is_weighted(node) for node in _nodes(loss.grad_fn) if node.name().startswith("NllLoss"))
+def reads_data(root: Any) -> bool:
+    """Whether what a node sums up is one of layers with samples, each for itself, not of weights or of means."""
+    waiting, seen = [node for node, _ in root.next_functions], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen or _mixes(node):
+            continue
+        seen.add(node)
+        below = [one for one, _ in node.next_functions]
+        if node.name() in _READING or (node.name() in _LAYERS and None in below):
+            return True
+        waiting += below
+    return False
 
 
-def _is_weighted(node: Any) -> bool:
-    if node._saved_reduction != _MEAN:
-        return False
-    # The graph has an index below 0 as a number without a sign.
-    ignored = torch.tensor(node._saved_ignore_index, dtype=torch.uint64).view(torch.int64)
-    return node._saved_weight is not None or bool((node._saved_target == ignored).any())
+def _mixes(node: Any) -> bool:
+    return node.name().startswith(_REDUCTIONS) and 0 in getattr(node, "_saved_dim", (0,))
 
 
 def _pairs(node: Any, num_samples: int) -> bool:
@@ -46,16 +54,4 @@ def _pairs(node: Any, num_samples: int) -> bool:
     if batches not in ([], [1]) or rows % num_samples or columns % num_samples:
         return False
     # Not a layer's weights: both come of layers.
-    return all(any(one.name() in _LAYERS for one in _nodes(operand)) for operand, _ in node.next_functions)
-
-
-def _nodes(root: Any) -> Iterator[Any]:
-    """All nodes of a graph from this one on."""
-    waiting, seen = [root], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        waiting += [one for one, _ in node.next_functions]
+    return all(any(one.name() in _LAYERS for one in nodes_from(operand)) for operand, _ in node.next_functions)

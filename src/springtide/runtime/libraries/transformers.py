@@ -255,7 +255,7 @@ class TrainerFit:
         return train(model, inputs, num_items)
 
     def _backward(self, backward: Callable[..., None], loss: torch.Tensor, **keywords: Any) -> None:
-        self._loop.weigh(self._number, loss, loss.detach(), is_summed=self._is_summed())
+        self._loop.weigh(self._number, loss, 1.0, is_summed=self._is_summed())
         backward(loss, **keywords)
 
     # --- what follows from a step -----------------------------------------------------------------------------------

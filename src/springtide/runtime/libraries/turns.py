@@ -76,10 +76,10 @@ class OptimizerTurns:
             for parameters in self._parameters
         ]
 
-    def before_backward(self, number: int, loss: torch.Tensor, told: torch.Tensor) -> None:
+    def before_backward(self, number: int, loss: torch.Tensor, told: float) -> None:
         """A backward pass of `loss` comes, in pass `number` of the step; weights it by this worker's part.
 
-        The loss of the step that is told is the sum of `told` over all backward passes.
+        The loss of the step that is told is the sum of `told` times the loss over all backward passes.
         """
         if self._is_updating and self._is_decided:
             raise NotDivisible(COMPUTED_AGAIN)

@@ -21,6 +21,7 @@ from springtide.runtime.elastic.context import ElasticContext
 from springtide.runtime.elastic.evaluation import Compute, PartScores, compute_alone
 from springtide.runtime.elastic.steps.choice import step_method
 from springtide.runtime.elastic.steps.gradients import LossScaling, clip_gradients, divided_by_weight, weighted
+from springtide.runtime.elastic.steps.loss_means import LossWeights
 from springtide.runtime.elastic.steps.method import Flags, Reduced, parts_ahead
 from springtide.runtime.elastic.training_cursor import TrainingCursor
 from springtide.runtime.local.function_task import LocalResult, LossLines
@@ -67,6 +68,7 @@ class _OneWorker:
     ) -> None:
         self.state = TrainingState(model, optimizers, self._device, objects)
         self._scaling = LossScaling(self.state)
+        self._loss_weights = LossWeights()
         measures_noise = self.training_cursor.measures_noise
         self._method = step_method(
             self.job, self.state, measures_noise=measures_noise, micro_batch=micro_batch, metrics=self.metrics
@@ -158,6 +160,7 @@ class _OneWorker:
         if self._batch is None:
             return
         self._place = place
+        weight = self._loss_weights.of(loss, weight)
         loss, root = weighted(loss, self._scaling.scaled(loss), weight, self._part_size)
         self._method.backward(loss, root, place, weight)
         if not self._method.has_part():

@@ -68,7 +68,7 @@ def test_a_sum_of_numbers_is_that_of_all_members(together):
     def act(group):
         steps = steps_of(copy.deepcopy(NET))
         steps.begin(GlobalBatch(step=0, epoch=0, ids=np.arange(3), global_batch_size=3), group, is_measured=False)
-        return steps.total(group.rank + 1.0)
+        return steps.totals([group.rank + 1.0])[0]
 
     assert together(3, act) == [6.0, 6.0, 6.0]
     assert together(1, act) == [1.0]

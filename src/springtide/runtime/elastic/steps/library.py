@@ -60,14 +60,12 @@ class LibrarySteps:
         if self._tail is not None:
             self._buffers.begin_step()
 
-    def total(self, value: float) -> float:
-        """The sum over the members. Raises CollectiveError."""
+    def totals(self, values: list[float]) -> list[float]:
+        """The sums over the members, each of which gives as many numbers. Raises CollectiveError."""
         if self._tail is None:
-            return value
+            return values
         assert self._group is not None
-        summed = torch.tensor([value], dtype=torch.float64).to(self._state.device)
-        self._group.finish([self._group.start_all_reduce(summed)])
-        return float(summed)
+        return self._group.sums(values, self._state.device)
 
     def passes(self, loss: torch.Tensor, weight: float, *, is_last: bool) -> None:
         """Say that a backward pass comes next: what it adds to the step's loss, and its part of the batch.

@@ -23,6 +23,8 @@ from springtide.runtime.models.named_tensors import TrainingState
 
 # Ids of samples give a number below this one; what is added for a turn is a multiple of it.
 _TURN = float(1 << 24)
+# What members add up before a backward pass or a turn is of one size, as otherwise a process could end.
+NUM_TOTALS = 51
 
 
 class LibraryTurns:
@@ -83,6 +85,13 @@ class LibraryTurns:
         """The step is on all samples of `batch`, which has more than the one that it was begun on."""
         self._mark = float(int(batch.ids_digest[:6], 16))
 
+    def totals(self, values: list[float]) -> list[float]:
+        """The sums over the members of at most NUM_TOTALS numbers of each, before a backward pass.
+
+        Raises CollectiveError, InvalidRequest if members are elsewhere.
+        """
+        return values if self._tail is None else self._agreed(-1.0 - self._mark, values)
+
     def add_loss(self, loss: torch.Tensor) -> None:
         """Say what a backward pass adds to the step's loss, as this member's part of it."""
         self._loss = self._loss + loss.detach()
@@ -105,12 +114,7 @@ class LibraryTurns:
         # What follows has another size in another turn, which would end the process of a member.
         number = 0 if self._place is None else 1 + self._place
         mark = self._mark + _TURN * (1 + self._num_turns + (number << 16))
-        if self._total(mark) != mark * self._group.world_size:
-            raise InvalidRequest(
-                "workers are at other updates or samples: an optimizer's step() depends on what differs between "
-                "workers (a loss, an attribute that a joiner lacks; decide by the number of the batch), or the "
-                "sampler's order does; or give the job one worker: --workers 1"
-            )
+        self._agreed(mark, [])
         own, works = [False] * len(self._parameters), []
         if self._place is not None:
             reducer = self._reducers[self._place]
@@ -128,11 +132,18 @@ class LibraryTurns:
         self._told += summed.loss
         return Reduced(loss=self._told, flags=summed.flags, has_gradient=summed.has_gradient)
 
-    def _total(self, value: float) -> float:
+    def _agreed(self, mark: float, values: list[float]) -> list[float]:
+        """The sums of the members' values, if all gave this mark. Raises CollectiveError, InvalidRequest."""
         assert self._group is not None
-        summed = torch.tensor([value], dtype=torch.float64).to(self._state.device)
-        self._group.finish([self._group.start_all_reduce(summed)])
-        return float(summed)
+        told = [mark, *values, *[0.0] * (NUM_TOTALS - len(values))]
+        sums = self._group.sums(told, self._state.device)
+        if sums[0] != mark * self._group.world_size:
+            raise InvalidRequest(
+                "workers are at other updates or samples: an optimizer's step() or a backward pass depends on what "
+                "differs between workers (a loss, an attribute that a joiner lacks; decide by the number of the "
+                "batch), or the sampler's order does; or give the job one worker: --workers 1"
+            )
+        return sums[1:]
 
     def update(self, factor: float, feed: Feed | None, *, is_skipped: bool = False) -> None:
         """Does nothing: the library has updated the model when its step is committed."""
