@@ -29,6 +29,8 @@ ABORT = "springtide:abort"
 LOST = "springtide:lost"
 # Below this, compression saves less than its own work and its header cost.
 _MIN_COMPRESSED_BYTES = 1024
+# Clients of OpenAI's API send what was refused twice more within seconds, which under overload helps none of them.
+_NO_RETRY = ((b"x-should-retry", b"false"),)
 # Under this key of the scope is the queue that has answered, after the answer.
 ANSWERED_BY = "springtide:answered_by"
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -162,7 +164,7 @@ class Endpoint:
         except RequestRefused as error:
             retry_after = None if error.retry_after_s is None else str(math.ceil(error.retry_after_s)).encode()
             headers = () if retry_after is None else ((b"retry-after", retry_after),)
-            return _error(scope, error.status, str(error), headers)
+            return _error(scope, error.status, str(error), headers + _NO_RETRY if error.status == 429 else headers)
         except HttpError as error:
             return _error(scope, error.status, str(error), error.headers, error.details)
         except InvalidRequest as error:
