@@ -1,8 +1,14 @@
-"""Admission to a service's queue: it is bounded, and requests that cannot meet their deadline are refused at once."""
+"""Admission to a service's queue: it is bounded, and requests that cannot be answered in time are refused at once.
+
+In time is by the request's own deadline, and by the service's SLO (slo_limit.py).
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
 
 import msgspec
 
@@ -10,6 +16,10 @@ _SMOOTHING_FRACTION = 0.2
 _SAFE_FRACTION = 0.8
 _MIN_RETRY_AFTER_S = 1.0
 _MAX_RETRY_AFTER_S = 60.0
+Priority = Literal["high", "normal", "low"]
+RefusalKind = Literal["queue", "deadline", "slo"]
+# The part of what is admitted that each priority may fill; that of normal ones counts while there are high ones.
+_FRACTIONS: Mapping[Priority, float] = MappingProxyType({"high": 1.0, "normal": 0.9, "low": 0.7})
 
 
 class QueueState(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +41,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
     reason: str
     retry_after_s: float
+    kind: RefusalKind
 
 
 def calls_ahead(num_queued: int, num_sent: int, max_batch_size: int, *, is_batchable: bool) -> int:
@@ -45,24 +56,36 @@ def estimated_answer_s(state: QueueState) -> float | None:
     return state.num_calls_ahead * state.call_s / state.num_ready + state.call_s
 
 
-def refusal(state: QueueState, timeout_s: float) -> Refused | None:
-    """Return None if the request may join the queue, else why not. `timeout_s` is its remaining time.
+def refusal(state: QueueState, timeout_s: float, part: float = 1.0) -> Refused | None:
+    """Return None if the request may join the queue, of which such ones may fill the `part`, else why not.
+
+    `timeout_s` is its remaining time.
 
     A request with no call ahead of it is always admitted: only a call shows whether the estimate still holds.
     """
     answer_s = estimated_answer_s(state)
-    if state.num_queued >= state.max_queue:
+    if state.num_queued >= part * state.max_queue:
         return Refused(
+            kind="queue",
             reason=f"the queue is full ({state.num_queued} of {state.max_queue} requests wait); try again later",
             retry_after_s=bounded_retry_s(answer_s or 0.0),
         )
     if answer_s is not None and state.num_calls_ahead > 0 and answer_s > _SAFE_FRACTION * timeout_s:
         return Refused(
+            kind="deadline",
             reason=f"an answer would take about {answer_s:.2g} s, too near to the {timeout_s:.2g} s that the request "
             "allows; try again later or send a longer X-Springtide-Timeout",
             retry_after_s=bounded_retry_s(answer_s - _SAFE_FRACTION * timeout_s),
         )
     return None
+
+
+def share_of(priority: Priority, *, has_high: bool) -> float:
+    """Return which part of the queue, and of the calls that an SLO allows, requests of this priority may fill.
+
+    `has_high` says whether there were requests of high priority lately; without them nothing is kept free for them.
+    """
+    return 1.0 if priority == "normal" and not has_high else _FRACTIONS[priority]
 
 
 def smooth(previous_s: float | None, measured_s: float) -> float:

@@ -43,10 +43,14 @@ class LoadWindow:
         """A request was answered after `latency_s`, or abandoned (None)."""
         if latency_s is not None:
             self._latencies.append((now_s, latency_s))
-            bucket_s = math.floor(now_s * 4) / 4
-            before_s = self._durations.pop()[1] if self._durations and self._durations[-1][0] == bucket_s else 0.0
-            self._durations.append((bucket_s, before_s + latency_s))
+            self.refused(now_s, latency_s)
         self._last_busy_at_s = max(self._last_busy_at_s, now_s)
+
+    def refused(self, now_s: float, spent_s: float) -> None:
+        """Count `spent_s` in the system as demand: of a request that more replicas would have let in, too."""
+        bucket_s = math.floor(now_s * 4) / 4
+        before_s = self._durations.pop()[1] if self._durations and self._durations[-1][0] == bucket_s else 0.0
+        self._durations.append((bucket_s, before_s + spent_s))
 
     def busy(self, now_s: float) -> None:
         """The service was busy until now for another reason than a request; for example, a replica became ready."""

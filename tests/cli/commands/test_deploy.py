@@ -1,4 +1,4 @@
-"""`springtide deploy --llm`: a language model without a file."""
+"""`springtide deploy`: a language model without a file, and an SLO that cannot be kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from kits.cli.fake_client import SERVICE
+from springtide.cli.commands.deploy import slo_problem
+from springtide.core.status.admission import AdmissionStatus
 from springtide.core.status.platform import ServiceStatus
 
 
@@ -42,3 +46,13 @@ def test_what_does_not_fit_together_is_refused(springtide: Any, given: list[str]
     result = springtide("deploy", *given)
     assert result.exit_code != 0
     assert why in result.output.replace("\n", " ")
+
+
+def test_an_slo_below_the_calls_of_the_revision_before_is_said() -> None:
+    calls = AdmissionStatus(call_p99_s=0.061)
+    told = slo_problem(replace(SERVICE, slo_s=0.02), calls)
+    assert "20 ms lies below 61 ms" in told
+    assert not slo_problem(replace(SERVICE, slo_s=0.1), calls)
+    assert not slo_problem(replace(SERVICE, slo_s=None), calls)
+    assert not slo_problem(replace(SERVICE, slo_s=0.02), AdmissionStatus()), "nothing is known yet"
+    assert not slo_problem(replace(SERVICE, slo_s=0.02), None)

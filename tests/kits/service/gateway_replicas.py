@@ -126,8 +126,8 @@ class Harness:
         self.gateway, self.app, self.client = gateway, app, client
         self.events, self.registry, self.port = events, registry, port
 
-    async def call(self, values, name="double", timeout=None, **more):
-        headers = {"X-Springtide-Timeout": timeout} if timeout else {}
+    async def call(self, values, name="double", timeout=None, headers=None, **more):
+        headers = {**(headers or {}), **({"X-Springtide-Timeout": timeout} if timeout else {})}
         return await self.client.post(f"/f/{name}", json={"values": values, **more}, headers=headers)
 
     async def until(self, condition):

@@ -552,3 +552,21 @@ def test_the_bench_measures_real_processes():
         "c=16 throughput",
     ]
     assert all(row["ours"] > 0 for row in report["rows"] if row["unit"] != "us" or "latency" in row["case"])
+
+
+def test_every_answer_names_its_request(tmp_path):
+    async def scenario(harness):
+        async with FakeReplica(tmp_path) as replica:
+            await harness.serve(replica)
+            given = await harness.call([1], headers={"X-Request-Id": "abc-1"})
+            assert given.headers.get_list("x-request-id") == ["abc-1"]
+            made = [(await harness.call([1])).headers["x-request-id"] for _ in range(2)]
+            assert len({*made}) == 2
+            too_long = await harness.call([1], headers={"X-Request-Id": "x" * 129})
+            assert len(too_long.headers["x-request-id"]) == 32
+            refused = await harness.call(["no number"], headers={"X-Request-Id": "abc-2"})
+            assert (refused.status_code, refused.headers["x-request-id"]) == (422, "abc-2")
+            missing = await harness.call([1], name="nothing", headers={"X-Request-Id": "abc-3"})
+            assert (missing.status_code, missing.headers["x-request-id"]) == (404, "abc-3")
+
+    run(scenario)

@@ -103,6 +103,9 @@ def test_paths_bodies_and_heads_go_through_and_the_lifespan_is_kept(tmp_path, mo
             assert "authorization" not in heads
             nothing = await client.get("/f/double/nothing")
             assert (nothing.status_code, nothing.content) == (204, b"")
+            named = await client.get("/f/double/headers", headers={"traceparent": "00-1-2-01"})
+            assert named.json()["x-request-id"] == named.headers["x-request-id"]
+            assert named.json()["traceparent"] == "00-1-2-01"
             assert (await client.head("/f/double/headers")).status_code == 405, "the application's own"
             assert (await client.get("/f/double/openapi.json")).json()["servers"] == [{"url": "/f/double"}]
             stream = await client.get("/f/double/stream")

@@ -8,6 +8,7 @@ import msgspec
 
 from springtide.core.workload import Entrypoint, InferenceService, WorkloadId
 from springtide.service.gateway.application import Gateway, ServiceRoute
+from springtide.service.gateway.requests import RequestTerms
 from springtide.service.gateway.scaling import ReplicaAdvice
 
 SERVICE = InferenceService(
@@ -93,7 +94,7 @@ async def _ask_a_sleeping_service(service):
     await gateway.startup()
     queue = gateway._queues["s"]
     before = queue.observe(0.0).wanted_replicas
-    asked = asyncio.ensure_future(queue.submit(lambda schema: None, 5.0, asyncio.Event().wait))
+    asked = asyncio.ensure_future(queue.submit(lambda schema: None, RequestTerms(5.0), asyncio.Event().wait))
     await asyncio.sleep(0)
     await gateway.shutdown()
     await asyncio.gather(asked, return_exceptions=True)

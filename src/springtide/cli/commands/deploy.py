@@ -35,6 +35,8 @@ from springtide.client.shares import devices_asked
 from springtide.client.sources.source import name_from
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.services import SERVICE_OPTIONS
+from springtide.core.quantities import format_duration
+from springtide.core.status.admission import AdmissionStatus
 from springtide.core.status.platform import ServiceStatus
 from springtide.core.workload import DEFAULT_GRACE_S
 from springtide.serving.applications import WebService
@@ -92,6 +94,7 @@ def deploy(session: Session, /, target: str, **options: Any) -> None:
     send = partial(deploy_service, served.source(), asked, served.name, session.client, on_progress=session.note)
     handle = with_room_asked(session, release, lambda how: send(folder=folder, release=how))
     assert handle.revision is not None
+    calls_so_far = session.client.service(handle.name).admission
     service = wait_released(session, handle.name, handle.revision)
     service = _wait_deployed(session, handle.name) if service is None else service
     problem = released_problem(service, handle.revision)
@@ -100,6 +103,8 @@ def deploy(session: Session, /, target: str, **options: Any) -> None:
     if problem:
         session.answer(service, problem, f"what it wrote: springtide logs {service.name}")
         raise click.exceptions.Exit(1)
+    if out_of_reach := slo_problem(service, calls_so_far):
+        session.note(out_of_reach)
     session.answer(
         service,
         _deployed_text(service, served, session.state_dir / "token"),
@@ -135,6 +140,17 @@ def _wait_deployed(session: Session, name: str) -> ServiceStatus:
         if service.state != "STARTING" and service.old_revision is None and not is_due:
             return service
         time.sleep(_POLL_S)
+
+
+def slo_problem(service: ServiceStatus, calls_so_far: AdmissionStatus | None) -> str:
+    """What its owner is told where the SLO lies below the p99 of its calls so far; empty where it does not."""
+    own_s = None if calls_so_far is None else calls_so_far.call_p99_s
+    if service.slo_s is None or own_s is None or own_s <= service.slo_s:
+        return ""
+    return (
+        f"the SLO of {format_duration(service.slo_s)} lies below {format_duration(own_s)}, the p99 of its calls so "
+        "far: if that stays so it cannot be kept, and no request is refused for it"
+    )
 
 
 def _deployed_text(service: ServiceStatus, served: ServeFunction[Any], token_path: Path) -> str:

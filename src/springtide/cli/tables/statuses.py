@@ -451,10 +451,7 @@ def service_details(service: ServiceStatus) -> str:
     allowed = bounds(service.min_replicas, service.max_replicas)
     pairs = [
         ("url", service.url),
-        (
-            "replicas",
-            f"{service.num_ready} ready, {service.num_starting} starting, {allowed} allowed",
-        ),
+        ("replicas", f"{service.num_ready} ready, {service.num_starting} starting, {allowed} allowed"),
         *environment_pairs(service),
         ("folder", f"in each replica, a copy of {service.folder}" if service.folder else ""),
         *share_pairs(service),
@@ -462,6 +459,7 @@ def service_details(service: ServiceStatus) -> str:
         ("load", f"{service.arrivals_per_s:.1f} requests/s, {service.in_flight} in flight, {service.queued} queued"),
         ("latency", f"p50 {duration(service.latency_p50_s)}, p99 {duration(service.latency_p99_s)}"),
         ("objective", "" if service.slo_s is None else f"p99 < {duration(service.slo_s)}"),
+        ("requests", "" if service.admission is None else "; ".join(service.admission.notes)),
         *start_pairs(service.cold_start_s),
         ("revision", str(service.revision) + ("" if service.releasing is None else f", {service.releasing} comes")),
         ("used", f"{service.device_seconds:.0f} device-seconds"),

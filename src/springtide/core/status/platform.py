@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from springtide.core.decision import PromiseCondition
 from springtide.core.function_search import BatchPhase
 from springtide.core.shares import Share
+from springtide.core.status.admission import AdmissionStatus
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.pods import ClusterStatus, PodStatus
 from springtide.core.status.pools import LoanInterval, NodeStatus, PoolStatus
@@ -162,7 +163,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     of the replica, and `first_answer`, from ready to the first answer that went out). `rolled_back` says which version
     was given up for the one before it, and why; `old_revision` is the one whose replicas those of `revision` replace,
     and `releasing` a newer one that does not get all requests yet, `revisions` all that it knows. Each replica holds
-    `share` of `devices_each` devices.
+    `share` of `devices_each` devices. `admission` says which requests the gateway refuses (None: it knows nothing yet).
     """
 
     service_id: str
@@ -200,6 +201,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
     folder: str = ""
     devices_each: int = 1
+    admission: AdmissionStatus | None = None
 
 
 class DeviceHolder(msgspec.Struct, frozen=True, kw_only=True):

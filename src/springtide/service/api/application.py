@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute
 
 from springtide import __version__
+from springtide.core.status.admission import AdmissionStatus
 from springtide.service.api import data_routes, openapi, routes
 from springtide.service.api.artifact_routes import artifact_routes
 from springtide.service.api.auth import AccessControl
@@ -49,6 +50,7 @@ def build_api(
     function_paths: Callable[[], dict[str, Any]] = dict,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
     first_answer_s: Callable[[str], float | None] = lambda name: None,
+    admission_of: Callable[[str], AdmissionStatus | None] = lambda name: None,
     token_place: str = "",
     submissions: Submissions | None = None,
     sessions: BrowserSessions | None = None,
@@ -58,10 +60,10 @@ def build_api(
     `extra_routes` (of the gateway and the dashboard) are behind the same authentication. The platform's metrics are
     added to `registry`, which /metrics serves. `function_paths` returns the OpenAPI paths of the deployed services. If
     `history` is given, the caller must add the steps to it. `first_answer_s` returns for a service's name how many
-    seconds its first answer took after its last start from zero replicas. `token_place` tells users where to find the
-    token; if it is given, the platform may be called from other machines and under any host name. `submissions`
-    replaces the direct submission to the platform. `sessions` are those of browsers; by default they end with the
-    process.
+    seconds its first answer took after its last start from zero replicas, `admission_of` which requests its gateway
+    refuses. `token_place` tells users where to find the token; if it is given, the platform may be called from other
+    machines and under any host name. `submissions` replaces the direct submission to the platform. `sessions` are
+    those of browsers; by default they end with the process.
     """
     if history is None:
         history = HistoryIndex()
@@ -78,7 +80,7 @@ def build_api(
     platform.subscribe(series.add)
     platform.keep("series", series)
     searches = SearchReports(lambda: service_of(platform.view()))
-    shares = SharingReports(platform, first_answer_s)
+    shares = SharingReports(platform, first_answer_s, admission_of)
     streams = LiveStreams(platform, searches, shares)
     desk = submissions or SubmissionService(platform, quotes.quote)
     context = routes.ApiContext(platform, history, series, desk, streams, quotes, pools, searches, shares)

@@ -174,8 +174,8 @@ class ApiContext:
         entries = self.entries(record)
         live, now_s = self.platform.function_status(record.workload_id), self.platform.now_s()
         search = self.searches.status(record, now_s) if isinstance(record, JobRecord) else None
-        sharing = self.platform.sharing()
-        found = explain(record, view, entries, now_s, outlook, self.pools.report(), live, search, sharing)
+        sharing, admission = self.platform.sharing(), self.shares.admission(record)
+        found = explain(record, view, entries, now_s, outlook, self.pools.report(), live, search, sharing, admission)
         cluster = self.platform.cluster()
         if cluster is None or (isinstance(record, JobRecord) and record.lifecycle.state.is_terminal):
             return found
@@ -188,6 +188,7 @@ class ApiContext:
             base_url(request),
             enforced=self.shares.enforced(record.service.share),
             first_answer_s=self.shares.first_answer_s(record.service.name),
+            admission=self.shares.admission(record),
         )
         return with_pods(status, pods_by_workload(self.platform.cluster()) if pods is None else pods)
 

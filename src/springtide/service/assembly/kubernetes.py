@@ -216,6 +216,7 @@ class _ControlPlane:
             function_paths=gateway.openapi_paths,
             lifespan=lifespan_of(gateway),
             first_answer_s=gateway.first_answer_s,
+            admission_of=gateway.admission,
             sessions=BrowserSessions(self._options.state_dir / SESSIONS_FILE),
             token_place=f"the Secret {settings.namespace}/{token_secret(settings)}",
         )

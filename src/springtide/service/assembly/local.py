@@ -112,8 +112,7 @@ def serve(options: PlatformOptions) -> int:
     )
     if platform.restarted:
         LOG.warning("this control plane was started again: the one before %s", platform.restarted)
-    keeper = SecretsKeeper(platform)
-    registry = CollectorRegistry()
+    keeper, registry = SecretsKeeper(platform), CollectorRegistry()
     gateway = Gateway(platform.post, registry=registry)
     platform.subscribe(lambda seq, step, view: gateway.update(service_routes(view)))
     app = build_api(
@@ -124,6 +123,7 @@ def serve(options: PlatformOptions) -> int:
         function_paths=gateway.openapi_paths,
         lifespan=lifespan_of(gateway),
         first_answer_s=gateway.first_answer_s,
+        admission_of=gateway.admission,
         sessions=BrowserSessions(options.state_dir / SESSIONS_FILE),
     )
     server = server_of(app)

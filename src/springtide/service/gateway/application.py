@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -24,6 +26,7 @@ from springtide.core.errors import InvalidRequest, NotFound
 from springtide.core.events import Event
 from springtide.core.quantities import parse_duration_s, validate_name
 from springtide.core.shares import Share
+from springtide.core.status.admission import AdmissionStatus
 from springtide.service.gateway.applications import (
     APPLICATION_METHODS,
     application_headers,
@@ -45,8 +48,9 @@ from springtide.service.gateway.endpoint import (
 from springtide.service.gateway.metrics import GatewayMetrics
 from springtide.service.gateway.protocol import InferenceProtocol
 from springtide.service.gateway.queue import ServiceQueue
-from springtide.service.gateway.requests import GatewayReply, until_disconnected
+from springtide.service.gateway.requests import GatewayReply, RequestTerms, until_disconnected
 from springtide.service.gateway.revisions import RevisionGone, ServiceRevisions, gone_for_good
+from springtide.serving.admission import Priority
 from springtide.serving.events import EVENT_STREAM, JSON_LINES
 from springtide.serving.frames import HttpHead
 from springtide.serving.router import ReplicaRoute, ServiceRoute
@@ -64,6 +68,8 @@ _MAX_DIGITS = 9
 _PATHS = "/f/{name}/{path:path}"
 _REVISION = b"x-springtide-revision"
 _SESSION = b"x-springtide-session"
+_PRIORITY = b"x-springtide-priority"
+_PRIORITIES: Mapping[bytes, Priority] = MappingProxyType({b"high": "high", b"normal": "normal", b"low": "low"})
 
 
 class Gateway:
@@ -128,6 +134,7 @@ class Gateway:
         """The Starlette routes; mount them at the root."""
         protocol = InferenceProtocol(
             queue_of=self._queue,
+            admit=self._admitting,
             submit=self._submit,
             queues=lambda: self._queues,
             is_open=lambda: self._is_open,
@@ -151,6 +158,11 @@ class Gateway:
         """Seconds from ready to the first answer when the named service last started from zero replicas."""
         service = self._services.get(name)
         return None if service is None else service.present.first_answer_s
+
+    def admission(self, name: str) -> AdmissionStatus | None:
+        """What users are told about the requests to the named service that are let in and refused."""
+        service = self._services.get(name)
+        return None if service is None else service.present.admission_status()
 
     def openapi_paths(self) -> dict[str, Any]:
         """The OpenAPI `paths` of the protocols and the deployed services."""
@@ -210,6 +222,12 @@ class Gateway:
         is_request = scope["method"] == "POST" or "path" in scope["path_params"]
         return service.chosen(header_of(scope, _SESSION)) if is_request else service.answering()
 
+    def _admitting(self, scope: Scope) -> ServiceQueue:
+        """The queue for a request that it would let in now. Raises RequestRefused before the body is read."""
+        queue = self._queue(scope)
+        queue.check(self._terms(scope))
+        return queue
+
     async def _submit(
         self,
         queue: ServiceQueue,
@@ -220,13 +238,13 @@ class Gateway:
     ) -> tuple[GatewayReply, Headers]:
         """Return a successful answer and its headers. Raises the error to answer with."""
         service, loop = self._services[queue.service.name], asyncio.get_running_loop()
-        began_s, timeout_s = loop.time(), self._timeout_s(scope)
+        began_s, terms = loop.time(), self._terms(scope)
         try:
             while True:
                 try:
                     answer = await queue.submit(
                         prepare,
-                        began_s + timeout_s - loop.time(),
+                        replace(terms, timeout_s=began_s + terms.timeout_s - loop.time()),
                         lambda: until_disconnected(receive),
                         accepts_sse=_accepts_sse(scope),
                         http=http,
@@ -246,7 +264,7 @@ class Gateway:
         return answer, headers
 
     async def _call(self, scope: Scope, receive: Receive) -> HttpReply:
-        queue = self._queue(scope)
+        queue = self._admitting(scope)
         body = await read_body(scope, receive, queue.service.max_body_mib)
         value = parse_json(body)
 
@@ -267,7 +285,7 @@ class Gateway:
 
     async def _pass_on(self, scope: Scope, receive: Receive) -> HttpReply:
         """Let an application answer a request to one of its paths."""
-        queue = self._queue(scope)
+        queue = self._admitting(scope)
         max_mib, is_socket = queue.service.max_body_mib, scope["type"] == "websocket"
         body = b"" if is_socket else await read_body(scope, receive, max_mib, is_as_sent=True)
 
@@ -283,15 +301,20 @@ class Gateway:
         passed = (*application_headers(stream.start), *headers)
         return HttpReply(stream.start.status, b"", passed, b"", stream, max_mib << 20)
 
-    def _timeout_s(self, scope: Scope) -> float:
-        text = header_of(scope, b"x-springtide-timeout")
-        if text is None:
-            return self._default_timeout_s
-        try:
-            timeout_s = parse_duration_s(text.decode("latin-1")[:40], "X-Springtide-Timeout")
-        except InvalidRequest as error:
-            raise HttpError(400, str(error)) from None
-        return min(timeout_s, _MAX_TIMEOUT_S)
+    def _terms(self, scope: Scope) -> RequestTerms:
+        """The deadline and the priority that a request's headers ask for. Raises HttpError if they make no sense."""
+        timeout_s, text = self._default_timeout_s, header_of(scope, b"x-springtide-timeout")
+        if text is not None:
+            try:
+                timeout_s = min(parse_duration_s(text.decode("latin-1")[:40], "X-Springtide-Timeout"), _MAX_TIMEOUT_S)
+            except InvalidRequest as error:
+                raise HttpError(400, str(error)) from None
+        if (given := header_of(scope, _PRIORITY)) is None:
+            return RequestTerms(timeout_s)
+        priority = _PRIORITIES.get(given.strip().lower())
+        if priority is None:
+            raise HttpError(400, f"X-Springtide-Priority is high, normal or low, not {given.decode('latin-1')[:20]!r}")
+        return RequestTerms(timeout_s, priority)
 
     async def _describe(self, scope: Scope, receive: Receive) -> HttpReply:
         queue = self._queue(scope)

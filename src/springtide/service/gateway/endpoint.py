@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -29,6 +30,10 @@ ABORT = "springtide:abort"
 LOST = "springtide:lost"
 # Below this, compression saves less than its own work and its header cost.
 _MIN_COMPRESSED_BYTES = 1024
+# Clients of OpenAI's API send what was refused twice more within seconds, which under overload helps none of them.
+_NO_RETRY = ((b"x-should-retry", b"false"),)
+_REQUEST_ID = b"x-request-id"
+_MAX_ID_BYTES = 128
 # Under this key of the scope is the queue that has answered, after the answer.
 ANSWERED_BY = "springtide:answered_by"
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -75,7 +80,11 @@ Handler = Callable[[Scope, Receive], Awaitable[HttpReply]]
 
 
 class Endpoint:
-    """A raw ASGI application for one path: calls the method's handler, turns errors into answers, counts requests."""
+    """A raw ASGI application for one path: calls the method's handler, turns errors into answers, counts requests.
+
+    Each request has an X-Request-Id, its own or one that is made here, which an application is given and every answer
+    names.
+    """
 
     def __init__(
         self,
@@ -95,8 +104,9 @@ class Endpoint:
             scope["method"] = "GET"
             await receive()
             send = _as_refusal(send)
+        request_id = _identified(scope)
         try:
-            reply = await self._answer(scope, receive)
+            reply = _naming(request_id, await self._answer(scope, receive))
         except ClientGone:
             self._count(scope, 499, time.perf_counter() - started_s)
             return
@@ -162,7 +172,7 @@ class Endpoint:
         except RequestRefused as error:
             retry_after = None if error.retry_after_s is None else str(math.ceil(error.retry_after_s)).encode()
             headers = () if retry_after is None else ((b"retry-after", retry_after),)
-            return _error(scope, error.status, str(error), headers)
+            return _error(scope, error.status, str(error), headers + _NO_RETRY if error.status == 429 else headers)
         except HttpError as error:
             return _error(scope, error.status, str(error), error.headers, error.details)
         except InvalidRequest as error:
@@ -190,6 +200,23 @@ async def _abort(scope: Scope) -> None:
         abort()
         # The server hears of it in its next turn.
         await asyncio.sleep(0)
+
+
+def _identified(scope: Scope) -> bytes:
+    """The request's id: what it came with, if that is up to 128 printable characters, else a new one, which it gets."""
+    given = header_of(scope, _REQUEST_ID)
+    if given and len(given) <= _MAX_ID_BYTES and given.isascii() and given.decode().isprintable():
+        return given
+    made = secrets.token_hex(16).encode()
+    scope["headers"] = [*(pair for pair in scope["headers"] if pair[0] != _REQUEST_ID), (_REQUEST_ID, made)]
+    return made
+
+
+def _naming(request_id: bytes, reply: HttpReply) -> HttpReply:
+    """The reply with the request's id, unless an application has named one itself."""
+    if any(name == _REQUEST_ID for name, _ in reply.headers):
+        return reply
+    return msgspec.structs.replace(reply, headers=(*reply.headers, (_REQUEST_ID, request_id)))
 
 
 def _as_refusal(send: Send) -> Send:

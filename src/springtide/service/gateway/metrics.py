@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -57,6 +57,17 @@ class GatewayMetrics:
         self.in_flight = Gauge(
             "springtide_in_flight", "Requests sent to replicas and not answered.", by_service, registry=registry
         )
+
+        self._refused = Counter(
+            "springtide_refused_requests",
+            "Requests refused at once: the queue is full, or the deadline or the SLO would be missed.",
+            ["service", "reason"],
+            registry=registry,
+        )
+
+    def refused(self, service: str, reason: str) -> None:
+        """Count one request that was refused at once."""
+        self._refused.labels(service, reason).inc()
 
     def answered(self, service: str, status: int, seconds: float) -> None:
         """Count one request; only deployed services may be named here."""

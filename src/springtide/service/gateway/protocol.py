@@ -61,19 +61,22 @@ def is_readiness(path: str) -> bool:
 class InferenceProtocol:
     """The handlers of /v2.
 
-    `queue_of` returns the queue of the service in a path, `submit` calls a service, `queues` returns all by name.
+    `queue_of` returns the queue of the service in a path, `admit` the same if a request would be let in now, `submit`
+    calls a service, `queues` returns all by name.
     """
 
     def __init__(
         self,
         *,
         queue_of: Callable[[Scope], ServiceQueue],
+        admit: Callable[[Scope], ServiceQueue],
         submit: Callable[[ServiceQueue, Scope, Receive, _Prepare], Awaitable[tuple[GatewayReply, Headers]]],
         queues: Callable[[], Mapping[str, ServiceQueue]],
         is_open: Callable[[], bool],
         metrics: GatewayMetrics,
     ) -> None:
         self._queue_of = queue_of
+        self._admit = admit
         self._submit = submit
         self._queues = queues
         self._is_open = is_open
@@ -173,7 +176,7 @@ class InferenceProtocol:
         }
 
     async def _infer(self, scope: Scope, receive: Receive) -> HttpReply:
-        queue = self._queue_of(scope)
+        queue = self._admit(scope)
         body = await read_body(scope, receive, queue.service.max_body_mib)
         head_length = header_of(scope, _HEAD_LENGTH)
         request = parse_infer(body, None if head_length is None else head_length.decode("latin-1"))

@@ -15,13 +15,15 @@ from msgspec.structs import replace
 
 from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.core.events import LoadObserved
+from springtide.core.status.admission import AdmissionStatus
 from springtide.core.workload import InferenceService, ReplicaId
+from springtide.service.gateway.admission import RequestAdmission
 from springtide.service.gateway.metrics import GatewayMetrics
 from springtide.service.gateway.replica_client import ReplicaClient
-from springtide.service.gateway.requests import DisconnectWatch, GatewayReply, Pending, RequestRefused
+from springtide.service.gateway.requests import DisconnectWatch, GatewayReply, Pending, RequestRefused, RequestTerms
 from springtide.service.gateway.scaling import ReplicaAdvice
 from springtide.service.gateway.streams import SWITCHING, AnswerStream, SocketStream
-from springtide.serving.admission import QueueState, bounded_retry_s, calls_ahead, refusal, smooth
+from springtide.serving.admission import QueueState, bounded_retry_s, calls_ahead, smooth
 from springtide.serving.batcher import (
     BatchLimits,
     Waiting,
@@ -49,7 +51,10 @@ class _SentBatch:
     sent_at_s: float
     num_items: int
     client: ReplicaClient
+    is_alone: bool
     stream: AnswerStream | None = None
+    # When the first part of a streamed answer came.
+    answered_at_s: float | None = None
 
 
 class ServiceQueue:
@@ -62,6 +67,7 @@ class ServiceQueue:
         self.schema: ServiceSchema | None = None
         self.window = LoadWindow(route.service.service_id, now_s)
         self.advice = ReplicaAdvice(route.service, now_s, len(route.replicas))
+        self._admission = RequestAdmission(route.service, metrics)
         self._metrics = metrics
         self._queue_seconds = metrics.queue.labels(route.service.name)
         self._batch_items = metrics.batch.labels(route.service.name)
@@ -131,6 +137,7 @@ class ServiceQueue:
         is_other = not _have_same_replicas(route.service, self.service)
         self.service = route.service
         self.advice.apply(route.service, len(route.replicas))
+        self._admission.apply(route.service)
         self._failure, self._waits = route.failure, route.waits
         self._startable_at_s = None if route.waits_s is None else self._loop.time() + route.waits_s
         usable = {replica.replica_id: replica for replica in route.replicas if replica.is_ready and replica.address}
@@ -164,7 +171,7 @@ class ServiceQueue:
     async def submit(
         self,
         prepare: Callable[[ServiceSchema], Call],
-        timeout_s: float,
+        terms: RequestTerms,
         until_disconnected: Callable[[], Coroutine[Any, Any, None]],
         *,
         accepts_sse: bool = False,
@@ -180,22 +187,20 @@ class ServiceQueue:
             raise self._closed
         if self._failure:
             raise self._service_failed()
+        self.check(terms)
         now_s = self._loop.time()
         self.window.arrived(now_s)
         self.advice.arrived()
-        num_ready = self.num_ready
-        num_queued = self.num_queued
-        refused = refusal(self._state(num_ready, num_queued), timeout_s)
-        if refused is not None:
-            raise RequestRefused(429, refused.reason, refused.retry_after_s)
+        num_ready, num_queued = self.num_ready, self.num_queued
         self._next_id += 1
         pending = Pending(
             request_id=self._next_id,
             prepare=prepare,
             future=self._loop.create_future(),
             arrived_at_s=now_s,
-            deadline_s=now_s + timeout_s,
+            deadline_s=now_s + terms.timeout_s,
             is_cold=num_ready == 0,
+            is_alone=self._num_calls_with_next() <= num_ready * self._concurrency,
             accepts_sse=accepts_sse,
             http=http,
         )
@@ -217,10 +222,46 @@ class ServiceQueue:
             if latency_s is None and pending.cancel is not None:
                 pending.cancel()
 
+    def check(self, terms: RequestTerms) -> None:
+        """Raise RequestRefused if a request that came now would not be let in. The refusal is counted."""
+        if self._closed is not None or self._failure:
+            return
+        now_s, state = self._loop.time(), self._state(self.num_ready, self.num_queued)
+        refused = self._admission.refusal(state, terms, self._num_calls_with_next(), self._at_work_s, now_s)
+        if refused is None:
+            return
+        self.window.arrived(now_s)
+        self.advice.arrived()
+        # For the number of replicas it counts as the part of one that its work would have taken.
+        num_each = self._concurrency * self._requests_a_call
+        self.window.refused(now_s, self._admission.call_s * self.service.target_in_flight / num_each)
+        raise RequestRefused(429, refused.reason, refused.retry_after_s)
+
+    def admission_status(self) -> AdmissionStatus:
+        """What users are told about the requests that are let in and refused."""
+        return self._admission.status(self._loop.time())
+
+    @property
+    def _concurrency(self) -> int:
+        """How many calls a replica works on at a time."""
+        return 1 if self.schema is None else self.schema.concurrency
+
+    @property
+    def _requests_a_call(self) -> int:
+        """How many requests may share a call."""
+        return self.service.max_batch_size if self.schema is None or self.schema.is_batchable else 1
+
+    def _num_calls_with_next(self) -> int:
+        """How many calls are at work and waiting, with that of a request that comes now."""
+        return len(self._sent) + -(-(self.num_queued + 1) // self._requests_a_call)
+
+    def _at_work_s(self) -> list[float]:
+        now_s = self._loop.time()
+        return [now_s - sent.sent_at_s for sent in self._sent.values()]
+
     def _state(self, num_ready: int, num_queued: int) -> QueueState:
         """What admission has to know. How long an item of a stream takes is not known from whole streams."""
-        schema = self.schema
-        concurrency = 1 if schema is None else schema.concurrency
+        schema, concurrency = self.schema, self._concurrency
         is_batchable = schema is None or schema.is_batchable
         num_ahead = calls_ahead(num_queued, len(self._sent), self.service.max_batch_size, is_batchable=is_batchable)
         if concurrency > 1:
@@ -246,6 +287,7 @@ class ServiceQueue:
         """Called once a second: update the advised number of replicas, and post the load if it has changed enough."""
         self.advice.tick(now_s, num_queued=self.num_queued, idle_s=self.observe(now_s).idle_s)
         self.report_load(now_s)
+        self._admission.tick()
 
     def report_load(self, now_s: float, *, always: bool = False) -> None:
         """Post the load if it differs enough from the last report, or `always`."""
@@ -438,7 +480,7 @@ class ServiceQueue:
             for pending in pendings:
                 self._fail(pending, RequestRefused(413, str(error)))
             return
-        self._sent[batch_id] = _SentBatch(pendings, now_s, num_items, client)
+        self._sent[batch_id] = _SentBatch(pendings, now_s, num_items, client, pendings[0].is_alone)
         self._batch_items.observe(num_items)
         self._count_in_flight(len(pendings))
 
@@ -482,6 +524,7 @@ class ServiceQueue:
         self, batch_id: int, sent: _SentBatch, *, is_sse: bool, start: HttpStart | None = None
     ) -> AnswerStream:
         pending, client = sent.pendings[0], sent.client
+        sent.answered_at_s = self._loop.time()
         give_credit = functools.partial(client.credit, batch_id)
         on_cancel = functools.partial(client.cancel, batch_id)
         stream: AnswerStream
@@ -518,7 +561,11 @@ class ServiceQueue:
     def _end(self, client: ReplicaClient, sent: _SentBatch, end: End) -> None:
         """End the answer to a call alone."""
         now_s = self._loop.time()
-        self._call_s = smooth(self._call_s, now_s - sent.sent_at_s)
+        hold_s = now_s - sent.sent_at_s
+        self._call_s = smooth(self._call_s, hold_s)
+        if not isinstance(sent.stream, SocketStream):
+            answer_s = hold_s if sent.answered_at_s is None else sent.answered_at_s - sent.sent_at_s
+            self._admission.ended(hold_s, answer_s, is_alone=sent.is_alone)
         self._predict_seconds.observe(end.predict_s)
         is_stream = self.schema is not None and self.schema.is_stream
         if sent.stream is None and is_stream and end.outcome.status == "ok":
@@ -546,6 +593,7 @@ class ServiceQueue:
             # A batch sent to a busy replica waits there first; only the time that the replica worked on it counts.
             began_s = max(sent.sent_at_s, self._answered_at_s.get(client.replica_id, 0.0))
             self._call_s = smooth(self._call_s, now_s - began_s)
+            self._admission.ended(now_s - began_s, now_s - began_s, is_alone=sent.is_alone)
             self._predict_seconds.observe(reply.predict_s)
             self._resolve(client, sent, reply.outcomes)
         self._answered_at_s[client.replica_id] = now_s

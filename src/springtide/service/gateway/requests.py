@@ -11,6 +11,7 @@ from starlette.types import Receive
 
 from springtide.core.errors import SpringtideError
 from springtide.core.workload import ReplicaId
+from springtide.serving.admission import Priority
 from springtide.serving.frames import BatchOutcome, HttpHead
 from springtide.serving.schema import Call, ServiceSchema
 
@@ -32,6 +33,14 @@ class RequestRefused(SpringtideError):
 
 class ClientGone(SpringtideError):
     """The client closed its connection before it was answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTerms:
+    """What a request asks of its answer: the first part of it within `timeout_s`, before others by `priority`."""
+
+    timeout_s: float
+    priority: Priority = "normal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,8 @@ class Pending:
     arrived_at_s: float
     deadline_s: float
     is_cold: bool
+    # Whether a replica was free for it when it came.
+    is_alone: bool = False
     call: Call | None = None
     is_sent: bool = False
     cold_start_s: float = 0.0

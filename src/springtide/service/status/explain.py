@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from springtide.control.records import JobRecord, ServiceRecord, ServiceState
 from springtide.control.watches import stall_timeout_s
 from springtide.core.quantities import format_bytes, format_duration
+from springtide.core.status.admission import AdmissionStatus
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.platform import DeviceStatus, Explanation, HistoryEntry, JobStatus
 from springtide.core.status.pools import PoolsReport
@@ -45,11 +46,12 @@ def explain(
     live: FunctionRunStatus | None = None,
     search: SearchStatus | None = None,
     sharing: SharingStatus | None = None,
+    admission: AdmissionStatus | None = None,
 ) -> Explanation:
     """Return why a workload is in its state, what is expected of it (`outlook`), and how `pools` affect it.
 
     `live` is what the coordinator of a job on functions reports, `search` the search for its workers and memory,
-    `sharing` what is granted on shared devices.
+    `sharing` what is granted on shared devices, `admission` what a service's gateway says of requests.
     """
     if isinstance(record, JobRecord):
         is_priced = not (record.job.is_on_functions or record.lifecycle.state.is_terminal)
@@ -65,6 +67,7 @@ def explain(
         )
     else:
         evidence, next_steps = _service_evidence(record, view, now_s), _service_next_steps(record)
+        evidence += [] if admission is None else admission.notes
         evidence += _folder_evidence(record)
         if pools is not None:
             evidence += service_pool_evidence(record, pools, now_s, graces_by_node(view))

@@ -14,6 +14,7 @@ from springtide.core.decision import EMPTY, Drain, PromiseCondition, Schedule
 from springtide.core.job_parts import EXACT_COST
 from springtide.core.reasons import exact_sentence
 from springtide.core.resources import DeviceId, NodeId
+from springtide.core.status.admission import AdmissionStatus
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.platform import (
     DeviceHolder,
@@ -285,10 +286,12 @@ def service_status(
     *,
     enforced: str = "",
     first_answer_s: float | None = None,
+    admission: AdmissionStatus | None = None,
 ) -> ServiceStatus:
     """Return what users are told about one service. `base_url` is the platform's own, without a final slash.
 
-    `enforced` is what enforces its share of a device, `first_answer_s` the last part of its last start from nothing.
+    `enforced` is what enforces its share of a device, `first_answer_s` the last part of its last start from nothing,
+    `admission` what its gateway says of requests.
     """
     return ServiceStatus(
         **_deployed_fields(record.service, base_url),
@@ -303,6 +306,7 @@ def service_status(
         deployed_at_s=record.deployed_at_s,
         device_seconds=record.attained_service_s(now_s),
         enforced=enforced,
+        admission=admission,
     )
 
 
@@ -432,6 +436,7 @@ def platform_status(
                 base_url,
                 enforced="" if shares is None else shares.enforced(record.service.share),
                 first_answer_s=None if shares is None else shares.first_answer_s(record.service.name),
+                admission=None if shares is None else shares.admission(record),
             )
             for record in listed_services(view)
         ),
