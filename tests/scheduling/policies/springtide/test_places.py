@@ -178,9 +178,18 @@ def test_best_effort_that_a_promise_cannot_wait_for_is_stopped_before_it_moves()
     assert jobs_to_stop_first(snapshot, {"a": on("n2/1"), "b": held["b"]}, state.hurried) == set()
 
 
-@pytest.mark.parametrize(("now_s", "hurried"), [(5.0, set()), (20.0, set()), (34.0, {"a"})])
-def test_best_effort_that_moves_too_slowly_for_a_promise_is_stopped(now_s: float, hurried: set[str]) -> None:
-    # `a` moves out of the way of a job of 10 s, due at 50 s; later it is still there, and moves to another device.
+@pytest.mark.parametrize(
+    ("due_s", "now_s", "moves_to", "hurried"),
+    [
+        *((50.0, 5.0, "n2/0", set()), (50.0, 20.0, "n2/0", set()), (50.0, 34.0, "n2/0", {"a"})),
+        # The promise is not behind yet, but would be by a move that begins now.
+        *((20.0, 2.0, "n1/0", set()), (20.0, 2.0, "n2/0", {"a"})),
+    ],
+)
+def test_best_effort_that_moves_too_slowly_for_a_promise_is_stopped(
+    due_s: float, now_s: float, moves_to: str, hurried: set[str]
+) -> None:
+    # `a` moves out of the way of a job of 10 s; later it is still there, and may move to another device.
     layout, sure = layout_of(THREE_PAIRS), {"sure": on("n0/0")}
     snapshot = Snapshot(
         now_s=0.0, cluster=THREE_PAIRS, allocations={"a": on("n0/0")}, overheads=Overheads(change_s=4.0)
@@ -189,7 +198,7 @@ def test_best_effort_that_moves_too_slowly_for_a_promise_is_stopped(now_s: float
     state = State(ReservationTable(6, 0.0, costs))
     state.change_s = 4.0
     state.reservations.begin(0.0, costs, 10_000)
-    view = arriving(job("sure", 100, 50.0, least=1, most=1), 0.0)
+    view = arriving(job("sure", 100, due_s, least=1, most=1), 0.0)
     entry = entry_of(PromiseRow(view), 100.0, since_s=0.0)
     assert state.reservations.admit(entry)
     entry.is_promised = True
@@ -200,7 +209,7 @@ def test_best_effort_that_moves_too_slowly_for_a_promise_is_stopped(now_s: float
     state.reservations.commit()
     state.reservations.begin(now_s, costs, 10_000, {"sure": 1})
     snapshot = replace(snapshot, now_s=now_s, allocations={"a": on("n0/0", "n1/0")})
-    assert not price_changes(state, layout, snapshot, {"a": on("n2/0"), **sure}, {"a"})
+    assert not price_changes(state, layout, snapshot, {"a": on(moves_to), **sure}, {"a"})
     assert state.hurried == hurried
 
 

@@ -12,7 +12,7 @@ from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.resources import DeviceId
 from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.placement.allocation_ledger import most_workers
-from springtide.scheduling.policies.springtide.memory import State
+from springtide.scheduling.policies.springtide.memory import State, same_devices
 from springtide.scheduling.policies.springtide.rows import PromiseRow
 
 Placed = dict[WorkloadId, PoolAllocation]
@@ -67,16 +67,31 @@ def jobs_to_stop_first(
 def hurry(state: State, snapshot: Snapshot, placed: Placed, spare: Container[WorkloadId], workload_id: str) -> bool:
     """Stop the moving jobs of `spare` first that this workload waits for, directly or through others
     (`State.hurried`): it cannot wait until they are warm elsewhere. Returns whether there were any more of them."""
+    found = _waited_for(state, snapshot, placed, WorkloadId(workload_id))
+    more = {who for who in found if who in spare} - state.hurried
+    state.hurried |= more
+    return bool(more)
+
+
+def waits_anew(state: State, snapshot: Snapshot, placed: Placed, workload_id: str) -> bool:
+    """Whether one of the jobs that this workload waits for, directly or through others, begins to move now: to other
+    devices than by the last plan."""
+    return any(
+        not same_devices(state.devices.get(who), placed[who].device_ids)
+        for who in _waited_for(state, snapshot, placed, WorkloadId(workload_id))
+    )
+
+
+def _waited_for(state: State, snapshot: Snapshot, placed: Placed, workload_id: WorkloadId) -> set[WorkloadId]:
+    """The moving jobs that hold devices this workload is to get, and those that these wait for."""
     waits, warming = _waits_for(snapshot, placed), _warming(state, snapshot, placed)
-    found, left = set[WorkloadId](), [WorkloadId(workload_id)]
+    found, left = set[WorkloadId](), [workload_id]
     while left:
         who = left.pop()
         others = {warming[device] for device in placed[who].device_ids if device in warming} | waits.get(who, set())
         left += sorted(others - found)
         found |= others
-    more = {who for who in found if who in spare} - state.hurried
-    state.hurried |= more
-    return bool(more)
+    return found
 
 
 def delays(state: State, snapshot: Snapshot, placed: Placed) -> Mapping[WorkloadId, float]:

@@ -16,7 +16,7 @@ from springtide.scheduling.policies.springtide.memory import (
     same_devices,
     slow_down,
 )
-from springtide.scheduling.policies.springtide.moves import Placed, delays, hurry
+from springtide.scheduling.policies.springtide.moves import Placed, delays, hurry, waits_anew
 from springtide.solvers.reservations.fit import Costs, PlannedStretch, Runs
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
@@ -42,8 +42,10 @@ def price_changes(
         is_same = same_devices(state.devices.get(workload_id), allocation.device_ids)
         first = entry.runs[0]
         if is_same and first.num_devices == entry.held:
-            if waits_s.get(workload_id) and not can_wait(state, layout, entry, allocation, waits_s[workload_id]):
-                hurry(state, snapshot, placed, spare, key)
+            if wait_s := waits_s.get(workload_id):
+                is_anew = waits_anew(state, snapshot, placed, key)
+                if not can_wait(state, layout, entry, allocation, wait_s, is_anew=is_anew):
+                    hurry(state, snapshot, placed, spare, key)
             continue
         if key in state.slowed and placed_factor(layout, allocation.device_ids) == 1.0:
             restore_speed(state, entry)
@@ -71,13 +73,15 @@ def price_changes(
     return broken
 
 
-def can_wait(state: State, layout: Layout, entry: Entry, allocation: PoolAllocation, wait_s: float) -> bool:
-    """Whether a job that others still hold the devices of makes its promised deadline if these take `wait_s` more: they
-    were to have left by now, and may have begun their moves anew. True as long as they are not behind."""
+def can_wait(
+    state: State, layout: Layout, entry: Entry, allocation: PoolAllocation, wait_s: float, *, is_anew: bool
+) -> bool:
+    """Whether a job that others still hold the devices of makes its promised deadline if these take `wait_s` more. It
+    is asked where they begin to move `is_anew`, or were to have left by now; True as long as neither is so."""
     reservations, first = state.reservations, entry.runs[0]
     cost_s = _change_cost_s(state, layout, allocation)
     is_behind = reservations.now_s + cost_s > first.start_s + first.overhead_s
-    if not entry.is_promised or entry.is_late or not is_behind:
+    if not entry.is_promised or entry.is_late or not (is_anew or is_behind):
         return True
     costs = reservations.costs.without_falls()
     # It has done nothing of what its schedule says since then.
