@@ -113,10 +113,11 @@ class RequestAdmission:
         late = f"the SLO of {format_duration(slo_s)} would be missed"
         if terms.timeout_s < slo_s:
             late = f"it would be answered later than the {format_duration(terms.timeout_s)} that it allows"
+        at_work = "1 call is" if num_calls == 2 else f"{num_calls - 1} calls are"
         rank = "" if part == 1.0 else f", of which {terms.priority} priority may fill {100 * part:.0f} %"
         return Refused(
             kind="slo" if terms.timeout_s >= slo_s else "deadline",
-            reason=f"{late}: {num_calls - 1} calls are at work and waiting{rank}; try again later",
+            reason=f"{late}: {at_work} at work or waiting{rank}; try again later",
             retry_after_s=bounded_retry_s((num_calls - limit) * self.call_s / state.num_ready),
         )
 

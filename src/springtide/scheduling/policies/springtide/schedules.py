@@ -42,10 +42,9 @@ def price_changes(
         is_same = same_devices(state.devices.get(workload_id), allocation.device_ids)
         first = entry.runs[0]
         if is_same and first.num_devices == entry.held:
-            if wait_s := waits_s.get(workload_id):
-                is_anew = waits_anew(state, snapshot, placed, key)
-                if not can_wait(state, layout, entry, allocation, wait_s, is_anew=is_anew):
-                    hurry(state, snapshot, placed, spare, key)
+            wait_s = waits_s.get(workload_id, 0.0)
+            if wait_s and not can_wait(state, layout, snapshot, placed, workload_id, wait_s):
+                hurry(state, snapshot, placed, spare, key)
             continue
         if key in state.slowed and placed_factor(layout, allocation.device_ids) == 1.0:
             restore_speed(state, entry)
@@ -74,14 +73,17 @@ def price_changes(
 
 
 def can_wait(
-    state: State, layout: Layout, entry: Entry, allocation: PoolAllocation, wait_s: float, *, is_anew: bool
+    state: State, layout: Layout, snapshot: Snapshot, placed: Placed, workload_id: WorkloadId, wait_s: float
 ) -> bool:
-    """Whether a job that others still hold the devices of makes its promised deadline if these take `wait_s` more. It
-    is asked where they begin to move `is_anew`, or were to have left by now; True as long as neither is so."""
-    reservations, first = state.reservations, entry.runs[0]
-    cost_s = _change_cost_s(state, layout, allocation)
+    """Whether a job that others still hold the devices of makes its promised deadline if these take `wait_s` more: they
+    begin to move anew, or were to have left by now. True as long as neither is so."""
+    reservations = state.reservations
+    entry = reservations.entries[workload_id]
+    if not entry.is_promised or entry.is_late:
+        return True
+    first, cost_s = entry.runs[0], _change_cost_s(state, layout, placed[workload_id])
     is_behind = reservations.now_s + cost_s > first.start_s + first.overhead_s
-    if not entry.is_promised or entry.is_late or not (is_anew or is_behind):
+    if not is_behind and not waits_anew(state, snapshot, placed, workload_id):
         return True
     costs = reservations.costs.without_falls()
     # It has done nothing of what its schedule says since then.
