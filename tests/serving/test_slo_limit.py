@@ -148,6 +148,7 @@ def test_an_slo_below_the_calls_own_p99_is_out_of_reach_until_they_keep_it():
     loaded.judge(SLO_S)
     assert not loaded.is_out_of_reach, "a machine under load says nothing about what the service needs by itself"
     assert limit_in(loaded, SLO_S) == 1
+    assert loaded.answer_p99_s == 0.6, "under constant load no call finds a replica free, and its owner is told"
     rare = filled([*([0.01] * 197), *([0.6] * 3)])
     rare.judge(SLO_S)
     assert rare.is_out_of_reach, "three of two hundred miss it"

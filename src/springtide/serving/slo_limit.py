@@ -133,10 +133,15 @@ class SloAdmission:
 
     @property
     def answer_p99_s(self) -> float | None:
-        """The p99 of the answers of calls that waited for no other; None for fewer than twenty."""
-        if len(self._alone_s) < _REACH_RULES[-1][0]:
+        """The p99 of the answers of calls that waited for no other; None where no twenty calls are known.
+
+        Under a load that leaves no server free, it is that of all calls, from when a replica began with each.
+        """
+        least = _REACH_RULES[-1][0]
+        answers_s = self._alone_s if len(self._alone_s) >= least else self._answers_s
+        if len(answers_s) < least:
             return None
-        return float(np.quantile(np.asarray(self._alone_s), 0.99, method="higher"))
+        return float(np.quantile(np.asarray(answers_s), 0.99, method="higher"))
 
     def ended(self, hold_s: float, answer_s: float, *, is_alone: bool) -> None:
         """Note a call: how long it held a server, when it was answered, and whether it found one that was free."""

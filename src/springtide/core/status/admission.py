@@ -10,8 +10,9 @@ class AdmissionStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `limit` is how many calls may be at work and waiting for the SLO to be kept (None: it has no SLO, none was needed
     yet, or it is out of reach). `refused` counts refused requests, `refused_lately` those of the last minute.
-    `call_p99_s` is the p99 of answers that waited for no other call (None: fewer than twenty). With
-    `slo_is_out_of_reach` that is above the SLO. `notes` say the same in sentences; empty if there is nothing to say.
+    `call_p99_s` is the p99 of answers that waited for no other call or, where such are fewer than twenty, of all calls
+    from when a replica began with each (None: fewer than twenty). With `slo_is_out_of_reach` that is above the SLO.
+    `notes` say the same in sentences; empty if there is nothing to say.
     """
 
     limit: int | None = None
