@@ -153,6 +153,18 @@ def test_a_soft_deadline_has_the_fewest_devices_that_make_it() -> None:
     assert World(outside=(*others, soft)).share()["soft"] >= 4
 
 
+@pytest.mark.parametrize(("num_waiting", "kept"), [(2, 4), (5, 2), (6, 1)])
+def test_a_deadline_pursued_in_vain_keeps_its_devices_but_not_from_jobs_that_could_not_run(num_waiting, kept) -> None:
+    """It takes none from others: as in the reservation table, where a late job keeps its size."""
+    late = measured("late", 10.0, {4: 40.0}, num_replicas=4)
+    short = make_view("short", steps=10, profile=LINEAR)
+    others = tuple(make_view(f"j{index}", steps=10, profile=LINEAR) for index in range(num_waiting))
+    shares = World(outside=(late, short, *others), held={"late": 4, "short": 1}).share()
+    assert shares["late"] == kept
+    best_effort = measured("late", None, {4: 40.0}, num_replicas=4)
+    assert World(outside=(best_effort, short, *others), held={"late": 4, "short": 1}).share()["late"] < 4
+
+
 def test_a_job_that_cannot_be_resized_keeps_what_it_holds() -> None:
     rigid = make_view("rigid", steps=100_000, most=4, elastic=False, profile=LINEAR)
     others = tuple(make_view(f"j{index}", steps=10, profile=LINEAR) for index in range(8))

@@ -61,15 +61,27 @@ class Bid(NamedTuple):
 class OutsideJob:
     """One job outside the reservation table: `sizes` that it can have, and the seconds to its end on each of them.
 
-    `candidates` are its sizes at the best batch for each, if it may choose its batch.
+    `candidates` are its sizes at the best batch for each, if it may choose its batch. It `is_pursued` if it has a hard
+    deadline, which the table has no schedule for.
     """
 
-    __slots__ = ("_row", "_seconds", "candidates", "deadline_s", "held", "is_resizable", "job_id", "sizes", "view")
+    __slots__ = (
+        "_row",
+        "_seconds",
+        "candidates",
+        "deadline_s",
+        "held",
+        "is_pursued",
+        "is_resizable",
+        "job_id",
+        "sizes",
+        "view",
+    )
 
     def __init__(self, row: PromiseRow, held: int, candidates: JobCandidates | None) -> None:
         self._row, self.held, self.candidates = row, held, candidates
         self.job_id, self.view, self.deadline_s = row.job_id, row.view, row.deadline_s
-        self.is_resizable = row.view.job.elastic or not held
+        self.is_resizable, self.is_pursued = row.view.job.elastic or not held, row.attempts_deadline
         self.sizes: Sequence[int] = row.sizes if candidates is None else candidates.sizes.tolist()
         self._seconds: Mapping[int, float] | None = None
         if candidates is not None:
@@ -124,9 +136,7 @@ class Market:
             reserved = self._reserved_bids(())
         self._spare = free + sum(bid.has - bid.floor for bid in reserved)
         self._wanted_floors = {job.job_id: floor for job in able if (floor := self._floor_of(job))}
-        self._measured_floors = {
-            job.job_id: min(job.held, kept[job.job_id]) for job in able if job.is_resizable and job.job_id in kept
-        }
+        self._kept_floors = {job.job_id: size for job in able if job.is_resizable and (size := _kept_size(job, kept))}
         floors = self._fit_floors(able, self._spare)
         outside = [self._outside_bid(job, floors.get(job.job_id, 0)) for job in able if job.is_resizable]
         self._bids = [*reserved, *[bid for bid in outside if bid is not None]]
@@ -225,19 +235,19 @@ class Market:
         return next((n for n, needs_s in pairs if (0.0 if n == held else cost_s(n)) + needs_s <= left_s), smallest)
 
     def _fit_floors(self, jobs: Sequence[OutsideJob], left: int) -> dict[WorkloadId, int]:
-        """The floors that fit into `left` devices, in the order of the jobs. Jobs whose speed is being measured keep
-        their size, but not from jobs that could not run at all."""
+        """The floors that fit into `left` devices, in the order of the jobs. Jobs whose speed is being measured, and
+        those whose deadline is pursued in vain, keep their size, but not from jobs that could not run at all."""
         floors: dict[WorkloadId, int] = {}
         for job in jobs:
             wanted = self._wanted_floors.get(job.job_id, 0)
-            wanted = min(wanted, self._measured_floors.get(job.job_id, wanted))
+            wanted = min(wanted, self._kept_floors.get(job.job_id, wanted))
             most = min(wanted, left)
             floor = max([n for n in (*job.sizes, wanted) if n <= most], default=0) if wanted else 0
             if floor:
                 floors[job.job_id] = floor
                 left -= floor
         for job in jobs:
-            more = self._measured_floors.get(job.job_id, 0) - (had := floors.get(job.job_id, 0))
+            more = self._kept_floors.get(job.job_id, 0) - (had := floors.get(job.job_id, 0))
             if had and more > 0:
                 floors[job.job_id] = max([n for n in (*job.sizes, had, had + more) if n <= had + min(more, left)])
                 left -= floors[job.job_id] - had
@@ -381,6 +391,12 @@ class Market:
         else:
             found = shares_along_hulls(more, gains, spare).tolist()
         return [floor + count for floor, count in zip(floors, found, strict=True)]
+
+
+def _kept_size(job: OutsideJob, kept: Mapping[WorkloadId, int]) -> int:
+    """What a job holds that others may not gain by: while it is measured, or to be as little late as it can be."""
+    size = min(job.held, kept.get(job.job_id, 0))
+    return max(size, min(job.held, job.sizes[-1])) if job.is_pursued else size
 
 
 def _beyond_floors(sizes: Ints, values: Floats, floors: Ints) -> tuple[Ints, Floats]:
