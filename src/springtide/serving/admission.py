@@ -17,7 +17,8 @@ _SAFE_FRACTION = 0.8
 _MIN_RETRY_AFTER_S = 1.0
 _MAX_RETRY_AFTER_S = 60.0
 Priority = Literal["high", "normal", "low"]
-RefusalKind = Literal["queue", "deadline", "slo"]
+# "few_calls": an SLO that might be missed by calls of which too few are known.
+RefusalKind = Literal["queue", "deadline", "slo", "few_calls"]
 # The part of what is admitted that each priority may fill; that of normal ones counts while there are high ones.
 _FRACTIONS: Mapping[Priority, float] = MappingProxyType({"high": 1.0, "normal": 0.9, "low": 0.7})
 

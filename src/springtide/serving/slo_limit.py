@@ -132,6 +132,16 @@ class SloAdmission:
         return self._total_s / len(self._holds_s) if self._holds_s else None
 
     @property
+    def num_known(self) -> int:
+        """The number of calls that the limit rests on."""
+        return len(self._holds_s)
+
+    @property
+    def has_few(self) -> bool:
+        """Whether these are so few that rare long ones may not be among them, so that the limit is a careful one."""
+        return len(self._holds_s) < _FEW_CALLS
+
+    @property
     def answer_p99_s(self) -> float | None:
         """The p99 of the answers of calls that waited for no other; None where no twenty calls are known.
 
@@ -183,7 +193,7 @@ class SloAdmission:
         At least `num_servers`: what finds a server free is always let in. `at_work_s` returns for how many
         seconds the calls at work have lasted.
         """
-        if len(self._holds_s) < _FEW_CALLS:
+        if self.has_few:
             return max(num_servers, min(max_calls, self._limit_by_few(bound_s, num_servers, at_work_s())))
         asked = (slo_s, num_servers, max_calls)
         is_filling = len(self._holds_s) < _MAX_CALLS and self._num_new >= _FEW_CALLS

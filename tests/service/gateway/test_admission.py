@@ -53,6 +53,26 @@ def test_what_would_miss_the_slo_is_refused_early_and_told(tmp_path):
     run(scenario)
 
 
+def test_where_too_few_calls_are_known_the_refusal_says_so(tmp_path):
+    async def scenario(harness):
+        async with FakeReplica(tmp_path) as replica:
+            await harness.serve(replica, slo_s=0.5, max_batch_size=1)
+            await harness.call([1])
+            teach(harness.gateway._queues["double"], call_s=0.1, num=7)
+            answers = await held(harness, replica, 20)
+            refused = [answer for answer in answers if answer.status_code == 429]
+            assert refused
+            # One call was answered before the seven.
+            message = "8 calls are known so far, too few to be sure of an answer within 500 ms: "
+            assert all(message in answer.json()["error"]["message"] for answer in refused)
+            assert harness.gateway.admission("double").notes == (
+                f"refused {len(refused)} requests in the last minute: too few calls were known to be sure of answers "
+                "in time",
+            )
+
+    run(scenario)
+
+
 def test_a_service_without_an_slo_takes_what_its_queue_holds(tmp_path):
     async def scenario(harness):
         async with FakeReplica(tmp_path) as replica:

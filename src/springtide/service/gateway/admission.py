@@ -110,16 +110,24 @@ class RequestAdmission:
         limit = max(state.num_ready, math.floor(part * limit))
         if num_calls <= limit:
             return None
-        late = f"the SLO of {format_duration(slo_s)} would be missed"
-        if terms.timeout_s < slo_s:
-            late = f"it would be answered later than the {format_duration(terms.timeout_s)} that it allows"
+        kind, late = self._kind_of_late(terms.timeout_s, slo_s)
         at_work = "1 call is" if num_calls == 2 else f"{num_calls - 1} calls are"
         rank = "" if part == 1.0 else f", of which {terms.priority} priority may fill {100 * part:.0f} %"
         return Refused(
-            kind="slo" if terms.timeout_s >= slo_s else "deadline",
+            kind=kind,
             reason=f"{late}: {at_work} at work or waiting{rank}; try again later",
             retry_after_s=bounded_retry_s((num_calls - limit) * self.call_s / state.num_ready),
         )
+
+    def _kind_of_late(self, timeout_s: float, slo_s: float) -> tuple[RefusalKind, str]:
+        """Why a request beyond the limit is refused, and the same in words."""
+        if self._calls.has_few:
+            known = "1 call is" if self._calls.num_known == 1 else f"{self._calls.num_known or 'no'} calls are"
+            kept = f"within {format_duration(min(timeout_s, slo_s))}"
+            return "few_calls", f"{known} known so far, too few to be sure of an answer {kept}"
+        if timeout_s < slo_s:
+            return "deadline", f"it would be answered later than the {format_duration(timeout_s)} that it allows"
+        return "slo", f"the SLO of {format_duration(slo_s)} would be missed"
 
     def _part(self, priority: Priority, now_s: float) -> float:
         return share_of(priority, has_high=now_s - self._high_at_s < _LATELY_S)
@@ -151,6 +159,7 @@ class RequestAdmission:
             "slo": "" if slo_s is None else f"the SLO of {format_duration(slo_s)} would be missed",
             "deadline": "they would be answered later than they allow",
             "queue": f"{self._service.max_queue} were waiting",
+            "few_calls": "too few calls were known to be sure of answers in time",
         }
         for kind, num in sorted(lately.items()):
             requests = "1 request" if num == 1 else f"{num} requests"

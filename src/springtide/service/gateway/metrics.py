@@ -60,7 +60,7 @@ class GatewayMetrics:
 
         self._refused = Counter(
             "springtide_refused_requests",
-            "Requests refused at once: the queue is full, or the deadline or the SLO would be missed.",
+            "Requests refused at once: the queue is full, or an answer in time is not sure.",
             ["service", "reason"],
             registry=registry,
         )
