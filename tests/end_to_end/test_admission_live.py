@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -72,3 +73,14 @@ def test_those_admitted_keep_the_slo_and_the_rest_is_refused_and_told(platform: 
     assert "in the last minute: the SLO of 600 ms would be missed" in springtide("why", "sleeper")
     told = springtide("deploy", "sleeper.py", "--slo", "5ms")
     assert "the SLO of 5 ms lies below" in told
+    made = json.loads(springtide("keys", "create", "shop", "--service", "sleeper", "--rate", "0.01", "--json"))
+    own = {"Authorization": f"Bearer {made['secret']}"}
+    answers = [platform.http.post("/f/sleeper", json={"values": [1]}, headers=own) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 429, 429]
+    assert "'shop' may send 0.01 requests a second" in answers[1].text
+    assert platform.http.get("/v1/status", headers=own).status_code == 403
+    assert "shop  sleeper   0.01/s  -        1         3" in springtide("keys", "ls")
+    springtide("keys", "revoke", "shop")
+    assert platform.http.post("/f/sleeper", json={"values": [1]}, headers=own).status_code == 401
+    files = [path.read_bytes() for path in platform.state_dir.rglob("*") if path.is_file()]
+    assert not [1 for content in files if made["secret"].encode() in content]

@@ -58,6 +58,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "devices": ("springtide.cli.commands.devices", "Show each device's shares: request, limit, granted, used."),
         "versions": ("springtide.cli.jobs.revisions", "The revisions of a service, and what became of each."),
         "rollback": ("springtide.cli.jobs.revisions", "Bring an earlier revision of a service back."),
+        "keys": (
+            "springtide.cli.platform.api_keys",
+            "API keys for calling services, and nothing else.",
+        ),
         "scale": ("springtide.cli.commands.act", "Change how many workers or replicas there may be, while it runs."),
         "change": ("springtide.cli.commands.act", "Change a job's deadline, budget or retries while it runs."),
         "move": ("springtide.cli.commands.act", "Have a job on machines go on on functions, from a checkpoint."),

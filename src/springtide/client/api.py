@@ -6,7 +6,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,7 @@ from springtide.core.errors import (
     SpringtideError,
     Unauthorized,
 )
+from springtide.core.status.api_keys import ApiKeyStatus, NewApiKey
 from springtide.core.status.artifacts import ArtifactStatus
 from springtide.core.status.export import LiveState
 from springtide.core.status.platform import (
@@ -279,6 +280,29 @@ class Client:
     def remove_service(self, name: str) -> ServiceStatus:
         """Drain and delete a service. Raises NotFound."""
         return self.request("DELETE", f"/v1/services/{_part(name)}", ServiceStatus)
+
+    def create_key(
+        self,
+        name: str,
+        services: Sequence[str] | None = None,
+        *,
+        rate_per_s: float | None = None,
+        expires_in_s: float | None = None,
+    ) -> NewApiKey:
+        """Make an API key, which may call these services (None: all) so many times a second, and nothing else.
+
+        Its secret is told only now. Raises InvalidRequest, Conflict (there is one of that name).
+        """
+        wanted = {"name": name, "services": services, "rate_per_s": rate_per_s, "expires_in_s": expires_in_s}
+        return self.request("POST", "/v1/keys", NewApiKey, body=wanted)
+
+    def keys(self) -> list[ApiKeyStatus]:
+        """The API keys by name, without their secrets."""
+        return self.request("GET", "/v1/keys", list[ApiKeyStatus])
+
+    def revoke_key(self, name: str) -> ApiKeyStatus:
+        """Take an API key away: its next request is refused. Raises NotFound."""
+        return self.request("DELETE", f"/v1/keys/{_part(name)}", ApiKeyStatus)
 
     def infer(
         self, service_name: str, payload: Any = None, /, *, timeout_s: float = INFER_TIMEOUT_S, **inputs: Any

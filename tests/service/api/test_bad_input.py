@@ -254,8 +254,8 @@ def test_bad_service_names_and_unknown_workloads(app, http, name, unchanged):
 
 def test_unknown_workloads_are_404_on_every_route(app, http, unchanged):
     for method, path in api_routes(app):
-        # Datasets are no workloads: test_data_routes.py.
-        if "{" not in path or method == "PUT" or path.startswith("/v1/data"):
+        # Datasets and keys are no workloads: test_data_routes.py, test_api_keys.py.
+        if "{" not in path or method == "PUT" or path.startswith(("/v1/data", "/v1/keys")):
             continue
         move = {"to": "functions"}
         wishes = {"scale": {"minimum": 1, "maximum": 2}, "PATCH": {"max_restarts": 1}, "move": move, "quote": move}

@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute
 from springtide import __version__
 from springtide.core.status.admission import AdmissionStatus
 from springtide.service.api import data_routes, openapi, routes
+from springtide.service.api.api_keys import ApiKeys, key_routes
 from springtide.service.api.artifact_routes import artifact_routes
 from springtide.service.api.auth import AccessControl
 from springtide.service.api.content_routes import content_routes
@@ -38,6 +39,7 @@ from springtide.service.status.sharing import SharingReports
 from springtide.service.submission.function_menus import service_of
 from springtide.service.submission.problems import add_problem_handlers
 from springtide.service.submission.submission import SubmissionService
+from springtide.storage.stores.open import open_store
 
 
 def build_api(
@@ -97,18 +99,18 @@ def build_api(
     app.include_router(data_routes.data_routes(data_routes.DatasetCatalog(platform)))
     sessions = sessions or BrowserSessions()
     app.include_router(login_routes(sessions))
+    keys = ApiKeys(lambda: open_store(platform.data_store_url()))
+    app.include_router(key_routes(keys))
     _add_health_routes(app, platform, registry)
     _add_description_routes(app, platform, function_paths)
     app.router.routes.extend(extra_routes)
     add_problem_handlers(app)
     # The middleware added last sees a request first.
     app.add_middleware(RequestLimits)
+    access: dict[str, Any] = {"token": token, "sessions": sessions, "keys": keys}
     if token_place:
-        app.add_middleware(
-            AccessControl, token=token, sessions=sessions, is_open_to_network=True, token_place=token_place
-        )
-    else:
-        app.add_middleware(AccessControl, token=token, sessions=sessions)
+        access |= {"is_open_to_network": True, "token_place": token_place}
+    app.add_middleware(AccessControl, **access)
     return app
 
 

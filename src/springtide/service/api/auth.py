@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import parse_qs
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from springtide.core.errors import InvalidRequest, StorageError, Unauthorized
+from springtide.core.errors import InvalidRequest, SpringtideError, StorageError, Unauthorized
+from springtide.service.api.api_keys import KEY_PREFIX, ApiKeys
 from springtide.service.api.sessions import BrowserSessions
 from springtide.service.gateway.protocol import WITHOUT_TOKEN, is_readiness
 from springtide.service.submission.problems import RequestForbidden, is_inference_protocol, problem, problem_of
@@ -28,6 +30,8 @@ _OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/favicon.ico"})
 _TOKEN_PLACE = "the state directory's token file"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _TOKEN_BYTES = 32
+# Under this key of a request's scope is the name of the API key that it came with.
+CALLER = "springtide:caller"
 SECURITY_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
         "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -77,6 +81,8 @@ class AccessControl:
 
     So it is with WebSockets too, whose handshake it refuses.
 
+    The holder of one of `keys` may call the services of that key, so often a second, and nothing else.
+
     With `is_open_to_network` any Host header is allowed: the name of a Service or an ingress, or an address. Pages of
     other sites still cannot use the API, because a browser sends them neither the token nor the cookie. `token_place`
     tells users where to find the token. A browser shows the secret of its session, in a cookie that is named after the
@@ -89,11 +95,13 @@ class AccessControl:
         *,
         token: str,
         sessions: BrowserSessions,
+        keys: ApiKeys,
         is_open_to_network: bool = False,
         token_place: str = _TOKEN_PLACE,
     ) -> None:
         self._app = app
         self._sessions = sessions
+        self._keys = keys
         self._token = token.encode()
         self._is_open_to_network = is_open_to_network
         self._token_place = token_place
@@ -113,13 +121,26 @@ class AccessControl:
             if not self._is_open_to_network:
                 _check_host(headers)
             _check_origin("POST" if is_socket else scope["method"], headers, may_be_encrypted=self._is_open_to_network)
-            answer = self._answer(scope, headers)
-        except InvalidRequest as error:
+            key = _bearer(headers)
+            if key.startswith(KEY_PREFIX) and not self._is_token(key):
+                answer = await self._by_key(scope, key)
+            else:
+                answer = self._answer(scope, headers)
+        except SpringtideError as error:
             answer = problem_of(error)
         if answer is None:
             await self._app(scope, receive, sender)
         else:
             await answer(scope, receive, sender)
+
+    async def _by_key(self, scope: Scope, key: str) -> Response | None:
+        """The refusal of a request with an API key; None passes it on. Raises SpringtideError."""
+        if scope["path"] in _OPEN_PATHS:
+            return None
+        if not self._keys.is_loaded:
+            await run_in_threadpool(self._keys.load)
+        scope[CALLER], refusal = self._keys.admit(key, scope["path"])
+        return refusal
 
     def _answer(self, scope: Scope, headers: Headers) -> Response | None:
         """The middleware's own answer; None passes the request on. Raises Unauthorized."""
@@ -164,8 +185,7 @@ class AccessControl:
         return answer
 
     def _has_token(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._is_token(given.strip()):
+        if self._is_token(_bearer(headers)):
             return True
         # A wrong Authorization header is refused even together with a valid cookie.
         if "authorization" in headers:
@@ -174,6 +194,12 @@ class AccessControl:
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self._token)
+
+
+def _bearer(headers: Headers) -> str:
+    """What the Authorization header says after "Bearer"; empty if it does not."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else ""
 
 
 def cookie_name(headers: Headers) -> str:

@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from springtide import __version__
+from springtide.core.status.api_keys import ApiKeyStatus, NewApiKey
 from springtide.core.status.artifacts import ArtifactStatus
 from springtide.core.status.logins import NewLogin, SignedOut
 from springtide.core.status.platform import (
@@ -54,6 +55,8 @@ _STATUS_TYPES = (
     SharingStatus,
     NewLogin,
     SignedOut,
+    ApiKeyStatus,
+    NewApiKey,
     DatasetChange,
     DatasetStatus,
     Artifact,
@@ -116,7 +119,7 @@ def takes(model: type[BaseModel], example: dict[str, Any] | None = None) -> dict
 _PROBLEMS = {
     400: "The body is not JSON, or a header is not what it should be.",
     401: "No token, or a wrong one.",
-    403: "From another host's name or another site's page.",
+    403: "From another host's name or another site's page, or an API key does not allow it.",
     404: "No workload of that id or name.",
     408: "The body stopped, or came too slowly.",
     409: "Its state does not allow it.",

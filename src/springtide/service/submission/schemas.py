@@ -198,6 +198,17 @@ class RollbackIn(RequestModel):
     release: ReleaseIn = ReleaseIn()
 
 
+class ApiKeyIn(RequestModel):
+    """The body of POST /v1/keys."""
+
+    name: str = Field(pattern=NAME_PATTERN, max_length=63, examples=["shop"])
+    services: tuple[Annotated[str, Field(pattern=NAME_PATTERN, max_length=63)], ...] | None = Field(
+        default=None, min_length=1, max_length=64, description="names of services that it may call; null: all"
+    )
+    rate_per_s: float | None = Field(default=None, ge=0.001, le=1e6, description="requests a second; null: any number")
+    expires_in_s: float | None = Field(default=None, ge=1.0, le=1e9, description="null: never")
+
+
 class ServiceIn(RequestModel):
     """The body of PUT /v1/services/{name}."""
 
@@ -248,6 +259,7 @@ REQUEST_MODELS: tuple[type[BaseModel], ...] = (
     RollbackIn,
     ScaleIn,
     ShutdownIn,
+    ApiKeyIn,
     Problem,
 )
 
