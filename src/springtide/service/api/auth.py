@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from springtide.core.errors import InvalidRequest, SpringtideError, StorageError, Unauthorized
 from springtide.service.api.api_keys import KEY_PREFIX, ApiKeys
 from springtide.service.api.sessions import BrowserSessions
+from springtide.service.gateway.endpoint import CALLER
 from springtide.service.gateway.protocol import WITHOUT_TOKEN, is_readiness
 from springtide.service.submission.problems import RequestForbidden, is_inference_protocol, problem, problem_of
 from springtide.storage.files import write_durable
@@ -30,8 +31,6 @@ _OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/favicon.ico"})
 _TOKEN_PLACE = "the state directory's token file"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _TOKEN_BYTES = 32
-# Under this key of a request's scope is the name of the API key that it came with.
-CALLER = "springtide:caller"
 SECURITY_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
         "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"

@@ -51,6 +51,7 @@ from springtide.service.assembly.local import USUAL_USD_PER_CPU_HOUR, USUAL_USD_
 from springtide.service.assembly.pool_settings import STRATEGY, tide_of
 from springtide.service.clock import PlatformClock
 from springtide.service.crash_points import EventExecutor
+from springtide.service.gateway.access_log import AccessLog
 from springtide.service.gateway.application import Gateway
 from springtide.service.gateway.routes import service_routes
 from springtide.service.platform import Platform, PlatformBuild, PlatformView
@@ -188,7 +189,7 @@ class _ControlPlane:
         LOG.info("%s leads in term %d", self._leadership.identity, journal.term)
         platform = self._make_platform(journal, key, functions)
         registry = CollectorRegistry()
-        gateway = Gateway(platform.post, registry=registry)
+        gateway = Gateway(platform.post, registry=registry, access_log=AccessLog(None))
 
         def update(view: PlatformView) -> None:
             gateway.update(

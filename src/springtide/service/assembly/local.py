@@ -29,6 +29,7 @@ from springtide.service.assembly.functions import ServiceConnection, connect, no
 from springtide.service.assembly.pool_settings import policy_with_pools, tide_of
 from springtide.service.clock import PlatformClock
 from springtide.service.crash_points import EventExecutor
+from springtide.service.gateway.access_log import ACCESS_FILE, AccessLog
 from springtide.service.gateway.application import Gateway
 from springtide.service.gateway.routes import service_routes
 from springtide.service.platform import Platform
@@ -113,7 +114,7 @@ def serve(options: PlatformOptions) -> int:
     if platform.restarted:
         LOG.warning("this control plane was started again: the one before %s", platform.restarted)
     keeper, registry = SecretsKeeper(platform), CollectorRegistry()
-    gateway = Gateway(platform.post, registry=registry)
+    gateway = Gateway(platform.post, registry=registry, access_log=AccessLog(options.state_dir / ACCESS_FILE))
     platform.subscribe(lambda seq, step, view: gateway.update(service_routes(view)))
     app = build_api(
         platform,

@@ -27,6 +27,7 @@ from springtide.core.events import Event
 from springtide.core.quantities import parse_duration_s, validate_name
 from springtide.core.shares import Share
 from springtide.core.status.admission import AdmissionStatus
+from springtide.service.gateway.access_log import AccessLog
 from springtide.service.gateway.applications import (
     APPLICATION_METHODS,
     application_headers,
@@ -36,6 +37,8 @@ from springtide.service.gateway.applications import (
 from springtide.service.gateway.described import gateway_paths
 from springtide.service.gateway.endpoint import (
     ANSWERED_BY,
+    CALLER,
+    REQUEST_ID,
     SEND_TIMEOUT_S,
     Endpoint,
     Handler,
@@ -69,6 +72,7 @@ _PATHS = "/f/{name}/{path:path}"
 _REVISION = b"x-springtide-revision"
 _SESSION = b"x-springtide-session"
 _PRIORITY = b"x-springtide-priority"
+_TRACEPARENT = b"traceparent"
 _PRIORITIES: Mapping[bytes, Priority] = MappingProxyType({b"high": "high", b"normal": "normal", b"low": "low"})
 
 
@@ -85,8 +89,9 @@ class Gateway:
         registry: CollectorRegistry | None = None,
         default_timeout_s: float = _DEFAULT_TIMEOUT_S,
         send_timeout_s: float = SEND_TIMEOUT_S,
+        access_log: AccessLog | None = None,
     ) -> None:
-        self._post = post
+        self._post, self._access_log = post, access_log
         self._metrics = GatewayMetrics(registry if registry is not None else CollectorRegistry())
         self._default_timeout_s = default_timeout_s
         self._send_timeout_s = send_timeout_s
@@ -126,6 +131,8 @@ class Gateway:
         for service in [*self._services.values(), *self._closing]:
             service.abort()
         self._services.clear()
+        if self._access_log is not None:
+            self._access_log.write(self._access_log.take())
         # Transports need a few iterations of the event loop to close.
         for _ in range(3):
             await asyncio.sleep(0)
@@ -198,10 +205,25 @@ class Gateway:
             for service in self._services.values():
                 service.tick(loop.time())
             self._closing = [service for service in self._closing if service.is_busy]
+            if self._access_log is not None and (lines := self._access_log.take()):
+                await loop.run_in_executor(None, self._access_log.write, lines)
             await asyncio.sleep(_TICK_S)
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         name = scope["path_params"].get("name", "").partition("@")[0]
+        if self._access_log is not None:
+            queue: ServiceQueue | None = scope.get(ANSWERED_BY)
+            self._access_log.note(
+                request_id=header_of(scope, REQUEST_ID) or b"",
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                seconds=seconds,
+                service=name if name in self._services else "",
+                revision=0 if queue is None else queue.service.revision,
+                caller=scope.get(CALLER, ""),
+                traceparent=header_of(scope, _TRACEPARENT),
+            )
         if name in self._services and (scope["method"] == "POST" or "path" in scope["path_params"]):
             # Only deployed services become labels, because callers can put any name into a path.
             self._metrics.answered(name, status, seconds)

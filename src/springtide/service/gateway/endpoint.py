@@ -32,10 +32,12 @@ LOST = "springtide:lost"
 _MIN_COMPRESSED_BYTES = 1024
 # Clients of OpenAI's API send what was refused twice more within seconds, which under overload helps none of them.
 _NO_RETRY = ((b"x-should-retry", b"false"),)
-_REQUEST_ID = b"x-request-id"
+REQUEST_ID = b"x-request-id"
 _MAX_ID_BYTES = 128
 # Under this key of the scope is the queue that has answered, after the answer.
 ANSWERED_BY = "springtide:answered_by"
+# And under this one the name of the API key that the request came with.
+CALLER = "springtide:caller"
 Headers = tuple[tuple[bytes, bytes], ...]
 _CODES = {
     400: "malformed_request",
@@ -204,19 +206,19 @@ async def _abort(scope: Scope) -> None:
 
 def _identified(scope: Scope) -> bytes:
     """The request's id: what it came with, if that is up to 128 printable characters, else a new one, which it gets."""
-    given = header_of(scope, _REQUEST_ID)
+    given = header_of(scope, REQUEST_ID)
     if given and len(given) <= _MAX_ID_BYTES and given.isascii() and given.decode().isprintable():
         return given
     made = secrets.token_hex(16).encode()
-    scope["headers"] = [*(pair for pair in scope["headers"] if pair[0] != _REQUEST_ID), (_REQUEST_ID, made)]
+    scope["headers"] = [*(pair for pair in scope["headers"] if pair[0] != REQUEST_ID), (REQUEST_ID, made)]
     return made
 
 
 def _naming(request_id: bytes, reply: HttpReply) -> HttpReply:
     """The reply with the request's id, unless an application has named one itself."""
-    if any(name == _REQUEST_ID for name, _ in reply.headers):
+    if any(name == REQUEST_ID for name, _ in reply.headers):
         return reply
-    return msgspec.structs.replace(reply, headers=(*reply.headers, (_REQUEST_ID, request_id)))
+    return msgspec.structs.replace(reply, headers=(*reply.headers, (REQUEST_ID, request_id)))
 
 
 def _as_refusal(send: Send) -> Send:
