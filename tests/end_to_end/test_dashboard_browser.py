@@ -64,8 +64,8 @@ def test_browser_draws_devices_jobs_services_and_bars(tmp_path: Path) -> None:
         jobs = text(browser, "#jobs")
         assert "812" in jobs
         assert "accuracy 0.873" in jobs
-        assert "slack +1m08" in jobs
-        assert "late by 35.0 s" in jobs
+        assert "aimed at\nslack +1m08" in jobs
+        assert re.search(r"promise given up \d\d:\d\d:\d\d\nlate by 35\.0 s", jobs)
         assert "--deadline 8m30" in jobs, "what would be accepted stands beside the refusal"
         assert "88 ms" in text(browser, "#services")
         assert "killed (signal 9)" in text(browser, "#story")

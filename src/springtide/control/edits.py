@@ -116,8 +116,12 @@ def edited(record: JobRecord, event: JobEdited, now_s: float) -> JobRecord:
         job = replace(job, container=replace(job.container, accepted=event.accepted))
     if event.goal is None:
         return replace(record, job=job)
+    is_same = event.goal.is_hard and event.goal.deadline_s == job.goal.deadline_s
     record = replace(
-        record, job=replace(job, goal=event.goal), bounds=replace(record.bounds, num_edits=record.bounds.num_edits + 1)
+        record,
+        job=replace(job, goal=event.goal),
+        bounds=replace(record.bounds, num_edits=record.bounds.num_edits + 1),
+        lifecycle=record.lifecycle if is_same else replace(record.lifecycle, given_up_at_s=None),
     )
     if not event.goal.is_hard:
         return replace(record, promise=DeadlinePromise())

@@ -143,7 +143,11 @@ def test_every_field_of_a_status_is_filled_from_the_record():
     )
     change = GroupChange(code="resize", before=1, after=2, why="a free device")
     lifecycle = replace(
-        known.lifecycle, reason=StateReason("resized", change), alternatives=("--soft",), ended_at_s=9.0
+        known.lifecycle,
+        reason=StateReason("resized", change),
+        alternatives=("--soft",),
+        ended_at_s=9.0,
+        given_up_at_s=8.0,
     )
     job = replace(
         known.job,
@@ -168,11 +172,12 @@ def test_every_field_of_a_status_is_filled_from_the_record():
     status = job_status(known, 9.0, planned=planned, usd_per_device_hour=1.0, search=search, enforced="by tests")
     plain = job_status(record(), 9.0)
     same = {name for name in JobStatus.__struct_fields__ if getattr(status, name) == getattr(plain, name)}
-    # It has started, so no start is planned, its promise waits for nothing, and it is neither diverged nor stalled; on
-    # functions it works in no copy of this machine, no library runs either loop; the rest both have in common.
+    # It has started, so no start is planned, its promise is given up and waits for nothing, and it is neither diverged
+    # nor stalled; on functions it works in no copy of this machine, no library runs either loop; the rest both have in
+    # common.
     assert same == {"job_id", "name", "kind", "state", "submitted_at_s", "min_workers", "max_workers", "num_epochs"} | {
         *("planned_start_at_s", "promised_if", "pods", "is_diverged", "stalled_since_s", "directory", "library"),
-        "exact_passes",
+        *("exact_passes", "is_promised"),
     }
 
 
@@ -363,6 +368,10 @@ def test_why_tells_the_last_resize_and_preemption_and_what_they_were_for():
     assert "last change, 3.0 s ago: resized 4 -> 2 workers ('c' needs the devices)" in evidence
     assert "last time it gave way, 4.0 s ago: checkpoints and gives its devices back: 'b' needs them" in evidence
     assert "its deadline was promised 5.0 s ago" in evidence
+    late = replace(known, lifecycle=replace(known.lifecycle, given_up_at_s=2.0))
+    told = "its deadline was promised 5.0 s ago and given up 3.0 s ago: it cannot be kept any more"
+    assert told in explain(late, view_of(late), history, 5.0).evidence
+    assert (job_status(late, 5.0).is_promised, job_status(late, 5.0).given_up_at_s) == (False, 2.0)
 
 
 def test_why_tells_what_is_planned():

@@ -258,7 +258,11 @@ def _expectations(record: JobRecord, outlook: JobForecast | None, now_s: float) 
     """What was promised, and when it is expected to start and to end."""
     lines = []
     if record.promise.admitted_at_s is not None and not record.lifecycle.state.is_terminal:
-        lines.append(f"its deadline was promised {format_duration(max(0.0, now_s - record.promise.admitted_at_s))} ago")
+        told = f"its deadline was promised {format_duration(max(0.0, now_s - record.promise.admitted_at_s))} ago"
+        given_up_at_s = record.lifecycle.given_up_at_s
+        if given_up_at_s is not None:
+            told += f" and given up {format_duration(max(0.0, now_s - given_up_at_s))} ago: it cannot be kept any more"
+        lines.append(told)
     if outlook is None:
         return lines
     basis = "as planned" if outlook.is_planned else "if no other job comes"

@@ -131,6 +131,8 @@ def _promised(job: JobStatus) -> Condition:
     if state.is_terminal:
         return Condition(ConditionType.PROMISED, False, Reason.ENDED, f"it has ended: {job.state}")
     why = job.promised_if.text() if job.promised_if is not None else job.reason or "its deadline is not promised"
+    if job.given_up_at_s is not None:
+        why = "its deadline was promised, and cannot be kept any more: it ends as soon as it can"
     return Condition(ConditionType.PROMISED, False, Reason.NOT_PROMISED, why)
 
 
