@@ -157,7 +157,8 @@ def _deployed_text(service: ServiceStatus, served: ServeFunction[Any], token_pat
     token = shlex.quote(str(token_path))
     sleeping = ""
     if service.num_ready == 0:
-        sleeping = " (sleeps until the first request)" if service.min_replicas == 0 else _NONE_YET
+        sleeps = f" ({service.next_request or 'sleeps until the first request'})"
+        sleeping = sleeps if service.min_replicas == 0 else _NONE_YET
     scale = f"{service.min_replicas}..{service.max_replicas}"
     authorized = f'-H "Authorization: Bearer $(cat {token})"'
     if is_language_model(served.cls):

@@ -421,6 +421,7 @@ def _checkpoint_text(job: JobStatus) -> str:
 
 def service_details(service: ServiceStatus) -> str:
     allowed = bounds(service.min_replicas, service.max_replicas)
+    notes = () if service.admission is None else service.admission.notes
     pairs = [
         ("url", service.url),
         ("replicas", f"{service.num_ready} ready, {service.num_starting} starting, {allowed} allowed"),
@@ -431,7 +432,7 @@ def service_details(service: ServiceStatus) -> str:
         ("load", f"{service.arrivals_per_s:.1f} requests/s, {service.in_flight} in flight, {service.queued} queued"),
         ("latency", f"p50 {duration(service.latency_p50_s)}, p99 {duration(service.latency_p99_s)}"),
         ("objective", "" if service.slo_s is None else f"p99 < {duration(service.slo_s)}"),
-        ("requests", "" if service.admission is None else "; ".join(service.admission.notes)),
+        ("requests", "; ".join(filter(None, [service.next_request, *notes]))),
         *start_pairs(service.cold_start_s),
         ("revision", str(service.revision) + ("" if service.releasing is None else f", {service.releasing} comes")),
         ("used", f"{service.device_seconds:.0f} device-seconds"),

@@ -166,6 +166,8 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     was given up for the one before it, and why; `old_revision` is the one whose replicas those of `revision` replace,
     and `releasing` a newer one that does not get all requests yet, `revisions` all that it knows. Each replica holds
     `share` of `devices_each` devices. `admission` says which requests the gateway refuses (None: it knows nothing yet).
+    `next_request` says what the next request would wait for, if there is no replica and it would; only where one
+    service is asked about.
     """
 
     service_id: str
@@ -204,6 +206,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = ""
     devices_each: int = 1
     admission: AdmissionStatus | None = None
+    next_request: str = ""
 
 
 class DeviceHolder(msgspec.Struct, frozen=True, kw_only=True):

@@ -289,11 +289,12 @@ def service_status(
     enforced: str = "",
     first_answer_s: float | None = None,
     admission: AdmissionStatus | None = None,
+    next_request: str = "",
 ) -> ServiceStatus:
     """Return what users are told about one service. `base_url` is the platform's own, without a final slash.
 
     `enforced` is what enforces its share of a device, `first_answer_s` the last part of its last start from nothing,
-    `admission` what its gateway says of requests.
+    `admission` what its gateway says of requests, `next_request` what the next one would wait for.
     """
     return ServiceStatus(
         **_deployed_fields(record.service, base_url),
@@ -309,6 +310,7 @@ def service_status(
         device_seconds=record.attained_service_s(now_s),
         enforced=enforced,
         admission=admission,
+        next_request=next_request,
     )
 
 
