@@ -241,6 +241,9 @@ def test_a_job_that_is_held_to_one_worker_says_so_while_it_runs():
     known = replace(known, bounds=replace(known.bounds, fixed_reason=told))
     assert job_status(known, 2.0).reason == f"it runs with one worker: {told}"
     assert explain(known, view_of(known), (), 2.0).reason == job_status(known, 2.0).reason
+    limited = replace(known, bounds=replace(known.bounds, fixed_reason="", max_workers=1, limit_reason="no quota"))
+    assert job_status(limited, 2.0).reason == "at most 1 of its workers for now: no quota"
+    assert not any("springtide scale" in step for step in explain(limited, view_of(limited), (), 2.0).next_steps)
     over = replace(known, lifecycle=replace(known.lifecycle, state=JobState.SUCCEEDED))
     assert told not in job_status(over, 2.0).reason
     assert f"submitted for a range of workers, held to one: {told}" in explain(over, view_of(over), (), 2.0).evidence

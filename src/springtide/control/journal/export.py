@@ -86,6 +86,7 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
         "Usage": {"machines_usd": (0.0,)},
         "Bill": {"machines_usd": (0.0,)},
         "ReplicaReady": {"device_seen": None},
+        "ScaleRequested": {"reason": None, "is_limit": None},
         "ReplicaLost": {"is_refused": (False,)},
     }
 )

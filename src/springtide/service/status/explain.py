@@ -304,7 +304,7 @@ def _job_next_steps(record: JobRecord, num_devices: int) -> list[str]:
                 *([f"springtide cancel {job_id}"] if record.progress.stalled_since_s is not None else []),
                 *(
                     [f"springtide scale {job_id} 1..{most}"]
-                    if record.job.elastic and record.bounds.max_workers < most
+                    if record.job.elastic and record.bounds.max_workers < most and not _is_held_down(record)
                     else []
                 ),
                 f"springtide pause {job_id}",
@@ -317,6 +317,11 @@ def _job_next_steps(record: JobRecord, num_devices: int) -> list[str]:
             return list(record.lifecycle.alternatives) or ["springtide ps"]
         case _:
             return [f"springtide logs {job_id}"]
+
+
+def _is_held_down(record: JobRecord) -> bool:
+    """Whether something else than its owner keeps it from more workers: a wider range would be refused, or in vain."""
+    return bool(record.bounds.fixed_reason or record.bounds.limit_reason)
 
 
 def _service_evidence(record: ServiceRecord, view: ViewLike, now_s: float) -> list[str]:

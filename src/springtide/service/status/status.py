@@ -113,10 +113,11 @@ def told_reason(record: JobRecord) -> str:
     """Why it is in its state: what its start waits for, or what the controller says, with why its size is fixed."""
     if making := making_reason(record):
         return making
-    reason, fixed = record.lifecycle.reason.text, record.bounds.fixed_reason
-    if not fixed or record.lifecycle.state.is_terminal:
+    reason, fixed, limit = record.lifecycle.reason.text, record.bounds.fixed_reason, record.bounds.limit_reason
+    if record.lifecycle.state.is_terminal:
         return reason
-    return "; ".join(filter(None, (reason, f"it runs with one worker: {fixed}")))
+    limit = limit and f"at most {record.bounds.max_workers} of its workers for now: {limit}"
+    return "; ".join(filter(None, (reason, fixed and f"it runs with one worker: {fixed}", limit)))
 
 
 def _lifecycle_fields(lifecycle: Lifecycle, reason: str) -> dict[str, Any]:
@@ -147,8 +148,7 @@ def _group_fields(record: JobRecord) -> dict[str, Any]:
 
 def _outlook_fields(record: JobRecord, planned: Schedule, now_s: float) -> dict[str, Any]:
     """What is promised, planned and predicted of its end."""
-    eta_s = predict_eta_s(record)
-    starts_s, ends_s = planned_moments(record, planned)
+    eta_s, (starts_s, ends_s) = predict_eta_s(record), planned_moments(record, planned)
     is_over, given_up_at_s = record.lifecycle.state.is_terminal, record.lifecycle.given_up_at_s
     return {
         "eta_s": eta_s,
