@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from springtide.core.status.admission import AdmissionStatus
 from springtide.core.status.platform import (
     DeviceStatus,
     Explanation,
@@ -106,6 +107,7 @@ def make_service(**values: object) -> ServiceStatus:
         "latency_p50_s": 0.012,
         "latency_p99_s": 0.088,
         "device_seconds": 200.0,
+        "admission": AdmissionStatus(refused=12, refused_lately=7, notes=("so that the SLO is kept",)),
         "url": "/f/sentiment",
         "replicas": (
             ReplicaStatus(replica_id="s1", device_id="local/3", state="READY", rank=None, started_at_s=700.0),

@@ -74,6 +74,10 @@ def deploy(session: Session, /, target: str, **options: Any) -> None:
     That starts beside the present one and gets requests once it is ready; then the present one answers what it has and
     stops. If the new one crashes three times or is not ready in time it is given up, and the present one goes on: exit
     code 1. See `springtide versions` and `springtide rollback`.
+
+    With an SLO, a request that would miss it is answered 429 with Retry-After at once, and not let in. A request says
+    what it can wait for in X-Springtide-Timeout (300ms), and in X-Springtide-Priority (high, normal, low) how
+    early it is refused.
     """
     folder = folder_wish(options)
     served = _served(target, options, folder)

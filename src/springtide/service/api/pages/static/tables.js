@@ -180,6 +180,15 @@ const JOB_COLUMNS = [
   },
 ];
 
+// Refusals are those since the gateway started; the notes say how many of them are of the last minute, and why.
+function setQueue(cell, service) {
+  const admission = service.admission ?? null;
+  const isRefusing = admission !== null && admission.refused_lately > 0;
+  const refused = isRefusing ? `${admission.refused_lately} refused in 1 min` : admission?.refused > 0 ? `${admission.refused} refused` : "";
+  setLines(cell, String(service.queued), refused, admission?.notes.join("; ") || null);
+  setAttributes(cell, { class: isRefusing ? "number missed" : "number" });
+}
+
 const SERVICE_COLUMNS = [
   { title: "Service", isRowTitle: true, class: "name", fill: (cell, service, { hueOf }) => setName(cell, service.name, service.url, hueOf(service.service_id)) },
   { title: "State and reason", class: "why", fill: (cell, service) => setState(cell, service.service_id, service.state, service.reason, { badges: service.rolled_back ? [["ROLLED BACK", service.rolled_back]] : [] }) },
@@ -197,7 +206,7 @@ const SERVICE_COLUMNS = [
       setAttributes(cell, { class: isLate ? "number missed" : "number" });
     },
   },
-  { title: "Queue", class: "number", fill: (cell, service) => setLines(cell, String(service.queued)) },
+  { title: "Queue", class: "number", help: "waiting now, and the requests that were refused so that the others keep the SLO", fill: setQueue },
   { title: "Revision", class: "number", fill: (cell, service, { offsetS }) => setLines(cell, String(service.revision), `since ${clock(service.deployed_at_s, offsetS)}`) },
 ];
 
