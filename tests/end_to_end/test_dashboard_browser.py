@@ -65,7 +65,7 @@ def test_browser_draws_devices_jobs_services_and_bars(tmp_path: Path) -> None:
         assert "812" in jobs
         assert "accuracy 0.873" in jobs
         assert "aimed at\nslack +1m08" in jobs
-        assert re.search(r"promise given up \d\d:\d\d:\d\d\nlate by 35\.0 s", jobs)
+        assert re.search(r"promised, missed by its plan\nsince \d\d:\d\d:\d\d\nlate by 35\.0 s", jobs)
         assert "--deadline 8m30" in jobs, "what would be accepted stands beside the refusal"
         assert "88 ms" in text(browser, "#services")
         assert "7 refused in 1 min" in text(browser, "#services")

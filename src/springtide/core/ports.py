@@ -16,7 +16,7 @@ from springtide.core.workload import WorkloadId
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One turn of the loop, and one entry of the journal: the events, the decisions, and the policy's memory.
 
-    `promises` names the jobs whose promised deadline is given up from this step on (False), or is kept again (True).
+    `promises` names the jobs whose promised deadline the plan misses from this step on (False), or keeps again (True).
     """
 
     now_s: float

@@ -174,8 +174,8 @@ def test_what_is_planned_and_what_it_has_cost(make_job: MakeJob) -> None:
     details = job_details(waiting, now_s=100.0)
     assert "  deadline      in 8m20 (promised)\n" in details
     assert "  planned       start in 1m00, end in 5m00\n" in details
-    given_up = job_details(replace(waiting, is_promised=False, given_up_at_s=70.0), now_s=100.0)
-    assert "  deadline      in 8m20 (its promise was given up 30.0 s ago)\n" in given_up
+    given_up = job_details(replace(waiting, given_up_at_s=70.0), now_s=100.0)
+    assert "  deadline      in 8m20 (promised, but its plan misses it for 30.0 s)\n" in given_up
     assert "in 8m20 (aimed at, not promised)\n" in job_details(replace(waiting, is_promised=False), now_s=100.0)
     dear = make_job(cost_usd=0.06)
     assert progress_line(dear).endswith("slack +2m05  $0.06")

@@ -134,8 +134,8 @@ def busy_status() -> PlatformStatus:
     gpt = make_job(
         "gpt-91bc", "gpt", reason="one worker: digits has the nearer deadline", submitted_at_s=NOW_S - 260,
         deadline_at_s=NOW_S + 60, step=310, total_steps=1200, progress_fraction=0.258, loss=2.7182, samples_per_s=95.1,
-        eta_s=95.0, slack_s=-35.0, given_up_at_s=NOW_S - 30, num_resizes=1, num_restarts=1, last_pause_s=1.83,
-        checkpoint_step=300, replicas=(make_replica("g3", 2, 0),),
+        eta_s=95.0, slack_s=-35.0, is_promised=True, given_up_at_s=NOW_S - 30, num_resizes=1, num_restarts=1,
+        last_pause_s=1.83, checkpoint_step=300, replicas=(make_replica("g3", 2, 0),),
     )  # fmt: skip
     waiting = make_job(
         "sweep-lr-0.01-aa07", "sweep-lr-0.01", state="PENDING", submitted_at_s=NOW_S - 21, started_at_s=None,

@@ -9,6 +9,7 @@ from kits.service.platform_double import PlatformDouble
 from springtide.core.events import JobSubmitted, LoadObserved
 from springtide.core.workload import Entrypoint, Goal, TrainingJob
 from springtide.scheduling.registry import make_live_policy
+from springtide.service.status.explain import explain
 from springtide.service.status.next_request import next_request_waits
 from springtide.service.submission.schemas import ServiceIn
 from springtide.service.submission.submission import SubmissionService
@@ -35,6 +36,9 @@ def test_what_the_next_request_would_wait_for(tmp_path, share, deadline_s, is_he
     assert (record.state, record.reason) == ("IDLE", "no replica: scaled to zero, and no request waits")
     told = next_request_waits(record, platform)
     assert bool(told) is is_held
+    why = explain(record, platform.view(), (), platform.clock_s, next_request=told)
+    assert (told in why.evidence) is is_held
+    assert why.next_steps == (("springtide ps",) if is_held else ("springtide scale reader 1..2",))
     platform.play(LoadObserved(service_id="reader", arrivals_per_s=1.0, in_flight=0, queued=1, idle_s=0.0))
     waiting = platform.view().services["reader"]
     assert next_request_waits(waiting, platform) == "", "what it waits for is its reason then"

@@ -66,7 +66,7 @@ def _kept(job: JobStatus) -> str:
     """The present deadline and budget, as text."""
     told = "no deadline"
     if job.deadline_at_s is not None:
-        word = "promised" if job.is_promised else "aimed at" if job.given_up_at_s is None else "its promise given up"
+        word = "promised" if job.is_promised else "aimed at"
         told = f"deadline {format_duration(job.deadline_at_s - job.submitted_at_s)} after it was submitted, {word}"
     return told if job.budget_usd is None else f"{told}, budget ${job.budget_usd:g}"
 

@@ -31,7 +31,7 @@ def promise_text(job: JobStatus, now_s: float) -> str:
     if job.deadline_at_s is None or JobState(job.state).is_terminal:
         return ""
     if job.given_up_at_s is not None:
-        return f"(its promise was given up {format_duration(max(0.0, now_s - job.given_up_at_s))} ago)"
+        return f"(promised, but its plan misses it for {format_duration(max(0.0, now_s - job.given_up_at_s))})"
     return "(promised)" if job.is_promised else "(aimed at, not promised)"
 
 

@@ -46,9 +46,9 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `resize_pause_s` holds the newest pause of each direction (grow, shrink, replace, recover): from the end of the
     last step before the change to the start of the first step after it. `is_promised` says that its deadline is;
-    `given_up_at_s` since when it was, but cannot be kept any more; `promised_if` what that waits for where its speed
-    was not known. The planned moments are those of a policy that plans ahead. `cost_usd` is what its device-seconds
-    have cost so far.
+    `given_up_at_s` since when that is missed by the plan for it, if it is; `promised_if` what a promise waits for where
+    its speed was not known. The planned moments are those of a policy that plans ahead. `cost_usd` is what its
+    device-seconds have cost so far.
 
     `is_diverged`: the newest loss is NaN or infinite, and `loss` None. `global_batch_size` is what a step is made
     of now, `initial_batch_size` what it began with, and `batch_bounds` what it may become (None: it never changes,

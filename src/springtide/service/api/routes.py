@@ -173,11 +173,12 @@ class ApiContext:
         live, now_s = self.platform.function_status(record.workload_id), self.platform.now_s()
         search = self.searches.status(record, now_s) if isinstance(record, JobRecord) else None
         sharing, admission = self.platform.sharing(), self.shares.admission(record)
-        found = explain(record, view, entries, now_s, outlook, self.pools.report(), live, search, sharing, admission)
-        told, cluster = [*found.evidence, next_request_waits(record, self.platform)], self.platform.cluster()
-        if cluster is not None and not (isinstance(record, JobRecord) and record.lifecycle.state.is_terminal):
-            told += cluster_evidence(record.workload_id, cluster)
-        return replace(found, evidence=tuple(filter(None, told)))
+        pools, waits = self.pools.report(), next_request_waits(record, self.platform)
+        found = explain(record, view, entries, now_s, outlook, pools, live, search, sharing, admission, waits)
+        cluster = self.platform.cluster()
+        if cluster is None or (isinstance(record, JobRecord) and record.lifecycle.state.is_terminal):
+            return found
+        return replace(found, evidence=(*found.evidence, *cluster_evidence(record.workload_id, cluster)))
 
     def service(self, record: ServiceRecord, request: Request, *, pods: PodsByWorkload | None = None) -> ServiceStatus:
         status = service_status(

@@ -153,7 +153,7 @@ def _outlook_fields(record: JobRecord, planned: Schedule, now_s: float) -> dict[
     return {
         "eta_s": eta_s,
         "slack_s": _slack_s(record, eta_s, now_s),
-        "is_promised": record.promise.admitted_at_s is not None and given_up_at_s is None and not is_over,
+        "is_promised": record.promise.admitted_at_s is not None and not is_over,
         "given_up_at_s": None if is_over else given_up_at_s,
         "planned_start_at_s": starts_s,
         "planned_finish_at_s": ends_s,

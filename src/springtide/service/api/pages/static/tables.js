@@ -96,8 +96,8 @@ function setProgress(cell, job) {
 
 // What the deadline of a job that has not ended is.
 function promiseOf(job, offsetS) {
-  if (job.is_promised) return "promised";
-  return (job.given_up_at_s ?? null) === null ? "aimed at" : `promise given up ${clock(job.given_up_at_s, offsetS)}`;
+  if ((job.given_up_at_s ?? null) !== null) return `promised, missed by its plan\nsince ${clock(job.given_up_at_s, offsetS)}`;
+  return job.is_promised ? "promised" : "aimed at";
 }
 
 function setDeadline(cell, job, { offsetS }) {
@@ -117,7 +117,7 @@ function setDeadline(cell, job, { offsetS }) {
     verdict = job.slack_s >= 0 ? "met" : "missed";
     slack = job.slack_s >= 0 ? `slack +${duration(job.slack_s)}` : `late by ${duration(-job.slack_s)}`;
   }
-  if (job.ended_at_s === null) slack = [promiseOf(job, offsetS), slack].filter(Boolean).join(job.is_promised ? ", " : "\n");
+  if (job.ended_at_s === null) slack = [promiseOf(job, offsetS), slack].filter(Boolean).join("\n");
   setLines(cell, clock(job.deadline_at_s, offsetS), slack);
   setAttributes(cell, { class: `deadline-cell ${verdict}` });
 }
