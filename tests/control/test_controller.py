@@ -358,6 +358,14 @@ def test_a_running_inelastic_job_cannot_be_scaled_a_waiting_one_can(stage, job):
     assert (stage.job("b").bounds.min_workers, stage.job("b").bounds.max_workers) == (3, 3)
 
 
+def test_a_limit_of_the_platform_is_told_until_it_is_over(stage):
+    stage.running("a", "01", min_workers=1, max_workers=4)
+    stage.tell(events.ScaleRequested(workload_id="a", minimum=1, maximum=2, reason="no quota", is_limit=True))
+    assert (stage.job("a").bounds.max_workers, stage.job("a").bounds.limit_reason) == (2, "no quota")
+    stage.tell(events.ScaleRequested(workload_id="a", minimum=1, maximum=4, reason="there is room"))
+    assert stage.job("a").bounds.limit_reason == ""
+
+
 def test_a_running_job_that_is_in_time_again_says_so_and_nothing_of_its_time_replaces_why_it_changes(stage):
     stage.running("j", "01")
     stage.policy.why = {"j": "behind its plan"}

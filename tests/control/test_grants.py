@@ -157,7 +157,7 @@ def test_two_shares_that_grow_at_once_never_hold_more_than_the_device_while_a_th
     assert platform.say(events.ReplicaStopped(workload_id="c", replica_id="c.0")) == ["share b.0 0.4..0.45"]
 
 
-def test_a_service_that_waits_for_room_says_so_until_it_sleeps_or_starts():
+def test_a_service_that_waits_for_room_says_so_until_that_is_over_or_it_starts():
     platform = Platform()
     platform.policy.wish = {}
     platform.policy.reasons = {"a": "waits for room"}
@@ -165,7 +165,7 @@ def test_a_service_that_waits_for_room_says_so_until_it_sleeps_or_starts():
     assert platform.controller.state.services["a"].reason == "waits for room"
     platform.policy.reasons = {}
     platform.say()
-    assert "scaled to zero" in platform.controller.state.services["a"].reason
+    assert "its guaranteed minimum waits" in platform.controller.state.services["a"].reason
     platform.policy.reasons = {"a": "waits for room"}
     platform.say()
     platform.policy.reasons, platform.policy.wish = {}, {"a": (["n/0"], share(0.3))}

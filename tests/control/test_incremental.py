@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from springtide.control.controller import Controller
 from springtide.control.incremental import WaitingReasons, Worklist
+from springtide.control.journal.codec import decode_step, encode_step
 from springtide.control.records import StateReason
 from springtide.core import events
 from springtide.core.decision import Drain, Plan, PoolAllocation
 from springtide.core.resources import DeviceId, NodeId, make_node
 from springtide.core.shares import Share
-from springtide.core.workload import WorkloadId
+from springtide.core.workload import Goal, WorkloadId
+from springtide.scheduling.registry import make_live_policy
 
 A, B = WorkloadId("a"), WorkloadId("b")
 WANTED = PoolAllocation(device_ids=(DeviceId("n/0"),))
@@ -82,24 +85,24 @@ def test_a_reason_is_told_again_when_an_event_has_changed_the_record(stage, job)
     waiting = WaitingReasons()
     stage.tell(events.NodeJoined(node=make_node("n", 1)), events.JobSubmitted(job=job("a")))
     state, plan = stage.controller.state, Plan(reasons=reasons)
-    assert waiting.news(state, plan) == {A: "others have the devices"}
+    assert waiting.news(state, plan)[0] == {A: "others have the devices"}
     told = replace(stage.job("a").lifecycle, reason=StateReason("others have the devices"))
     state.jobs[A] = replace(stage.job("a"), lifecycle=told)
     waiting.mark_changed([A])
-    assert waiting.news(state, plan) == {}
+    assert waiting.news(state, plan)[0] == {}
     state.jobs[A] = replace(stage.job("a"), lifecycle=replace(told, reason=StateReason("resumed")))
-    assert waiting.news(state, plan) == {}, "nothing has been marked"
+    assert waiting.news(state, plan)[0] == {}, "nothing has been marked"
     waiting.mark_changed([A])
-    assert waiting.news(state, plan) == {A: "others have the devices"}
+    assert waiting.news(state, plan)[0] == {A: "others have the devices"}
 
 
 def test_what_a_plan_says_about_room_alone_is_told(stage, job) -> None:
     waiting = WaitingReasons()
     stage.tell(events.NodeJoined(node=make_node("n", 1)), events.JobSubmitted(job=job("a")))
     state, plan = stage.controller.state, Plan(reasons={A: "others have the devices"})
-    assert waiting.news(state, plan) == {A: "others have the devices"}
-    assert waiting.news(state, replace(plan, no_room={A: "asks for 16 CPUs"})) == {A: "asks for 16 CPUs"}
-    assert waiting.news(state, plan) == {A: "others have the devices"}
+    assert waiting.news(state, plan)[0] == {A: "others have the devices"}
+    assert waiting.news(state, replace(plan, no_room={A: "asks for 16 CPUs"}))[0] == {A: "asks for 16 CPUs"}
+    assert waiting.news(state, plan)[0] == {A: "others have the devices"}
 
 
 def test_a_job_that_the_platform_is_too_small_for_is_told_so_until_nodes_join(stage, job) -> None:
@@ -112,3 +115,24 @@ def test_a_job_that_the_platform_is_too_small_for_is_told_so_until_nodes_join(st
     stage.want(a="0")
     stage.tell(events.NodeJoined(node=make_node("o", 64)))
     assert stage.job("a").reason != "needs at least 64 devices, and the platform has 8"
+
+
+def test_since_when_a_promise_is_given_up_is_in_the_journal(job) -> None:
+    fit = replace(job("a", max_workers=2), total_steps=1000, profile_steps_per_s={1: 5.0, 2: 10.0})
+    controller, again = Controller(make_live_policy("springtide")), Controller(make_live_policy("springtide"))
+    lost = events.NodeLost(node_id=NodeId("m"))
+    turns = [
+        (0.0, [events.NodeJoined(node=make_node("n", 1)), events.NodeJoined(node=make_node("m", 1))]),
+        (0.0, [events.JobSubmitted(job=replace(fit, goal=Goal(deadline_s=130.0)))]),
+        (1.0, [lost]),
+        (2.0, [events.NodeLost(node_id=NodeId("n"))]),
+        (3.0, [events.JobEdited(job_id=A, goal=Goal(deadline_s=130.0, budget_usd=5.0), promised_finish_s=120.0)]),
+        (4.0, [events.NodeJoined(node=make_node("n", 2))]),
+    ]
+    seen = []
+    for now_s, told in turns:
+        step = controller.step(now_s, told)
+        again.restore(decode_step(encode_step(step)))
+        seen.append(controller.state.jobs[A].lifecycle.given_up_at_s if A in controller.state.jobs else None)
+        assert again.state.jobs == controller.state.jobs
+    assert seen == [None, None, 1.0, 1.0, 1.0, None]

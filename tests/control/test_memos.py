@@ -139,12 +139,12 @@ def waiting_reasons(stage: Any, job: Any, service: Any) -> Memo:
 
     def news() -> Any:
         """What the record says once the news of the memory are told."""
-        for reason in memory.news(state, plan[0]).values():
+        for reason in memory.news(state, plan[0])[0].values():
             told(reason)
         return stage.job("a").reason
 
     def cold() -> Any:
-        return WaitingReasons().news(state, plan[0]).get(A, stage.job("a").reason)
+        return WaitingReasons().news(state, plan[0])[0].get(A, stage.job("a").reason)
 
     def shrink() -> None:
         state.nodes[NodeId("n")] = make_node("n", 1)

@@ -64,10 +64,12 @@ def test_browser_draws_devices_jobs_services_and_bars(tmp_path: Path) -> None:
         jobs = text(browser, "#jobs")
         assert "812" in jobs
         assert "accuracy 0.873" in jobs
-        assert "slack +1m08" in jobs
-        assert "late by 35.0 s" in jobs
+        assert "aimed at\nslack +1m08" in jobs
+        assert re.search(r"promised, missed by its plan\nsince \d\d:\d\d:\d\d\nlate by 35\.0 s", jobs)
         assert "--deadline 8m30" in jobs, "what would be accepted stands beside the refusal"
         assert "88 ms" in text(browser, "#services")
+        assert "7 refused in 1 min" in text(browser, "#services")
+        assert count(browser, "#services td[title='so that the SLO is kept']") == 1
         assert "killed (signal 9)" in text(browser, "#story")
         assert "pause 41 ms" in text(browser, "#gantt"), "the pause is in the tick's tooltip"
         assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out at 1280"

@@ -158,7 +158,7 @@ def test_a_second_platform_on_the_same_state_is_refused(platform):
     address = (platform.state_dir / "platform.json").read_text()
     second.start()
     assert second.process.wait(30.0) == 1
-    assert "another platform runs on" in second.log()
+    assert f"another platform (pid {first.pid})" in second.log()
     (platform.state_dir / "platform.json").write_text(address)
     assert first.poll() is None
 

@@ -76,6 +76,13 @@ def test_one_that_never_comes_up_is_not_started_again(state: Path, code: int) ->
     assert supervised(state, f"down {code}")[::2] == (code, [{"port": "0", "restarted": ""}])
 
 
+def test_one_that_is_refused_leaves_word_of_the_other_supervisor(state: Path) -> None:
+    (state / "script").write_text("down 1")
+    (state / "supervisor.json").write_text('{"pid": 1}')
+    assert Supervisor(["--state", str(state), "--port", "0"], io.StringIO()).run() == 1
+    assert (state / "supervisor.json").read_text() == '{"pid": 1}'
+
+
 @pytest.mark.slow
 def test_one_that_dies_is_started_again_at_the_same_address_and_knows_why(state: Path) -> None:
     code, said, starts = supervised(state, "up kill", "down 1", "up 0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from springtide.control.incremental import HangWatch, WaitingReasons, Worklist, mark_changed
@@ -125,13 +126,15 @@ class Controller:
                 break
         else:
             raise AssertionError("reconcile found no fixed point")
+        reasons, promises = self._waiting.news(self.state, plan)
         step = Step(
             now_s=now_s,
             events=tuple(events),
             actions=tuple(actions),
-            reasons=self._waiting.news(self.state, plan),
+            reasons=reasons,
             revisit_at_s=plan.revisit_at_s,
             memory=plan.memory,
+            promises=promises or UNSET,
         )
         self._apply_outcome(step)
         self.future, self.claims = plan.future, plan.claims
@@ -269,6 +272,12 @@ class Controller:
                 )
             else:
                 self.state.services[workload_id] = replace(self.state.services[workload_id], reason=reason)
+        for name, is_kept in ({} if step.promises is UNSET else step.promises).items():
+            job = self.state.jobs[WorkloadId(name)]
+            given_up_at_s = None if is_kept else step.now_s
+            self.state.jobs[WorkloadId(name)] = replace(
+                job, lifecycle=replace(job.lifecycle, given_up_at_s=given_up_at_s)
+            )
         self.state.memory = step.memory
         self.state.revisit_at_s = step.revisit_at_s
         moments = [] if step.revisit_at_s is None else [step.revisit_at_s]

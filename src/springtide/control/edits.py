@@ -116,8 +116,12 @@ def edited(record: JobRecord, event: JobEdited, now_s: float) -> JobRecord:
         job = replace(job, container=replace(job.container, accepted=event.accepted))
     if event.goal is None:
         return replace(record, job=job)
+    is_same = event.goal.is_hard and event.goal.deadline_s == job.goal.deadline_s
     record = replace(
-        record, job=replace(job, goal=event.goal), bounds=replace(record.bounds, num_edits=record.bounds.num_edits + 1)
+        record,
+        job=replace(job, goal=event.goal),
+        bounds=replace(record.bounds, num_edits=record.bounds.num_edits + 1),
+        lifecycle=record.lifecycle if is_same else replace(record.lifecycle, given_up_at_s=None),
     )
     if not event.goal.is_hard:
         return replace(record, promise=DeadlinePromise())
@@ -239,7 +243,7 @@ def with_service_state(record: ServiceRecord) -> ServiceRecord:
         return replace(record, state=ServiceState.REMOVED, reason=reason)
     if record.state is ServiceState.FAILED:
         return record
-    state, reason = ServiceState.IDLE, "no replica: scaled to zero until the next request"
+    state, reason = ServiceState.IDLE, _without_replica(record)
     if num_ready:
         # Of those that are there or are guaranteed: it may have more, and needs none of these now.
         num_due = max(record.min_replicas, num_ready + num_starting)
@@ -256,6 +260,15 @@ def with_service_state(record: ServiceRecord) -> ServiceRecord:
         reason = f"no replica: the last one crashed: {record.crash_reason}"
     told = [text for text in (reason, release_text(record), record.rolled_back) if text]
     return replace(record, state=state, reason="; ".join(told))
+
+
+def _without_replica(record: ServiceRecord) -> str:
+    """Why a service has no replica. Whether the next request would get one at once is for the policy to say."""
+    if record.queued:
+        return "no replica: requests wait for one"
+    if record.min_replicas:
+        return "no replica: its guaranteed minimum waits for devices"
+    return "no replica: scaled to zero, and no request waits"
 
 
 def with_new_replicas(record: Record, started: Sequence[StartReplica], now_s: float) -> Record:

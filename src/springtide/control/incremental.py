@@ -96,9 +96,9 @@ class WaitingReasons:
         """The records of these workloads have changed."""
         self._changed.update(dict.fromkeys(workload_ids))
 
-    def news(self, state: PlatformState, plan: Plan) -> dict[str, str]:
+    def news(self, state: PlatformState, plan: Plan) -> tuple[dict[str, str], dict[str, bool]]:
         """The reasons of waiting jobs, of idle services, and of jobs whose promise is given up, where they differ from
-        the recorded ones."""
+        the recorded ones; and the jobs whose promise is given up from now on (False), or is kept again (True)."""
         topology = state.topology()
         is_known = plan.reasons is self._reasons and plan.no_room == self._no_room and topology is self._topology
         workload_ids: Iterable[WorkloadId] = (*state.jobs.live, *state.services.live)
@@ -109,17 +109,28 @@ class WaitingReasons:
         self._reasons, self._no_room = plan.reasons, plan.no_room
         self._topology, self._changed = topology, {}
         found: dict[str, str] = {}
+        promises: dict[str, bool] = {}
         for workload_id in workload_ids:
             job, service = state.jobs.live.get(workload_id), state.services.live.get(workload_id)
             if job is not None:
                 reason = _of_job(job, plan, topology)
                 if reason and reason != job.lifecycle.reason.text:
                     found[workload_id] = reason
+                if (is_kept := _is_kept(job, plan)) is not (job.lifecycle.given_up_at_s is None):
+                    promises[workload_id] = is_kept
             elif service is not None:
                 reason = _of_service(service, plan)
                 if reason and reason != service.reason:
                     found[workload_id] = reason
-        return found
+        return found, promises
+
+
+def _is_kept(record: JobRecord, plan: Plan) -> bool:
+    """Whether the job's promise, if it has one, is kept by this plan; as before if the policy is not asked about it."""
+    if record.bounds.is_paused or record.lifecycle.outcome is not None:
+        return record.lifecycle.given_up_at_s is None
+    claim = plan.claims.get(record.job.job_id)
+    return record.promise.admitted_at_s is None or claim is None or claim.code != "given_up"
 
 
 def _of_job(record: JobRecord, plan: Plan, topology: Topology) -> str:

@@ -118,7 +118,8 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     """Where the job stands between its submission and its end.
 
     `outcome` is the terminal state that the job is about to enter with EndJob; `alternatives` are changes with which a
-    refused job would have been accepted.
+    refused job would have been accepted. `given_up_at_s` is since when its promised deadline is missed by the
+    policy's plan (a claim `given_up`); None where it is not, or nothing was promised.
     """
 
     state: JobState
@@ -129,6 +130,7 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     outcome: JobState | None = None
     outcome_reason: str = ""
     alternatives: tuple[str, ...] = ()
+    given_up_at_s: float | None = None
 
 
 class GroupMembership(msgspec.Struct, frozen=True, kw_only=True):

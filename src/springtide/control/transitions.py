@@ -182,7 +182,10 @@ def _(event: events.ScaleRequested, state: PlatformState, now_s: float) -> None:
         state.jobs[event.workload_id] = replace(
             job,
             bounds=replace(
-                job.bounds, min_workers=min(event.minimum, most) if job.job.elastic else most, max_workers=most
+                job.bounds,
+                min_workers=min(event.minimum, most) if job.job.elastic else most,
+                max_workers=most,
+                limit_reason=event.reason if event.is_limit else "",
             ),
         )
     elif service is not None:

@@ -75,11 +75,16 @@ class MoveRequested(_Event, frozen=True, kw_only=True):
 
 
 class ScaleRequested(_Event, frozen=True, kw_only=True):
-    """A user set new bounds on the number of workers (job) or replicas (service)."""
+    """A user set new bounds on the number of workers (job) or replicas (service).
+
+    `reason` says why, if the platform did; with `is_limit` it allows a job fewer workers than its owner does.
+    """
 
     workload_id: WorkloadId
     minimum: int
     maximum: int
+    reason: str = ""
+    is_limit: bool = False
 
 
 class ServiceDeployed(_Event, frozen=True, kw_only=True):

@@ -60,7 +60,8 @@ class JobBounds(msgspec.Struct, frozen=True, kw_only=True):
     """What the owner allows now: how many workers, and whether the job runs at all.
 
     `pause_reason` says why the job was paused, if not by its owner. `num_edits` counts changes of its goal.
-    `fixed_reason` says why it has one worker although it was submitted for a range.
+    `fixed_reason` says why it has one worker although it was submitted for a range, `limit_reason` what keeps it from
+    more than `max_workers` for now although its owner allows more.
     """
 
     min_workers: int
@@ -69,6 +70,7 @@ class JobBounds(msgspec.Struct, frozen=True, kw_only=True):
     pause_reason: str = ""
     num_edits: int = 0
     fixed_reason: str = ""
+    limit_reason: str = ""
 
 
 class JobMove(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,10 @@ from springtide.core.workload import WorkloadId
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn of the loop, and one entry of the journal: the events, the decisions, and the policy's memory."""
+    """One turn of the loop, and one entry of the journal: the events, the decisions, and the policy's memory.
+
+    `promises` names the jobs whose promised deadline the plan misses from this step on (False), or keeps again (True).
+    """
 
     now_s: float
     events: tuple[Event, ...] = ()
@@ -22,6 +25,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     reasons: dict[str, str] = {}
     revisit_at_s: float | None = None
     memory: Any = None
+    promises: dict[str, bool] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Clock(Protocol):

@@ -45,13 +45,12 @@ from springtide.service.crash_points import UPKEEP_PACE, CrashingJournal, CrashP
 from springtide.service.decision_watch import DecisionWatch
 from springtide.service.history.keeping import ANCHOR, Keeper, Keepers
 from springtide.service.ports import SourceStore
+from springtide.service.state_claim import StateClaim
 from springtide.service.submission.quarantine import Quarantine
 from springtide.service.submission.source_stores import DirectorySources
 from springtide.storage.datasets.place import data_store_url
-from springtide.storage.files import lock_file
 
 LOG = logging.getLogger("springtide.platform")
-_IN_USE = "another platform runs on {}; stop it with `springtide down` or choose another --state"
 # How long a shutdown waits for the workers: the longest usual grace period plus a margin.
 LONGEST_DRAIN_S = 25.0
 # Measured on a busy machine with two cores: from the order to its first step, a worker of a small model took 2.1 to
@@ -143,7 +142,7 @@ class Platform:
         self._function_status = function_status
         self._sharing = sharing
         self.has_parameter_store = has_parameter_store
-        self._lock_file = lock_file(state_dir / "lock", _IN_USE.format(state_dir))
+        self._claim = StateClaim(state_dir)
         self._journal: DurableJournal = SqliteJournal(state_dir / "journal.db") if build is None else build.journal
         self.quarantine = Quarantine(_TriedByTheLoop(self._journal, self._note_intake_error))
         if build is None:
@@ -395,7 +394,7 @@ class Platform:
         self._thread.join(timeout_s)
         self.quarantine.close()
         self._journal.close()
-        os.close(self._lock_file)
+        self._claim.close()
 
     def _main(self) -> None:
         try:

@@ -58,11 +58,11 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._pass_on)
         make_private(self._state_dir)
-        write_durable(self._state_dir / SUPERVISOR_FILE, json.dumps({"pid": os.getpid()}).encode())
         try:
             return self._keep_up()
         finally:
-            (self._state_dir / SUPERVISOR_FILE).unlink(missing_ok=True)
+            if self._was_up:
+                (self._state_dir / SUPERVISOR_FILE).unlink(missing_ok=True)
 
     def _keep_up(self) -> int:
         pause_s, deaths, last_seq = FIRST_PAUSE_S, 0, -1
@@ -101,7 +101,10 @@ class Supervisor:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return self._child.wait(_LOOK_S)
             is_up = self._keep_port()
-        self._was_up = True
+        if not self._was_up:
+            # Not before: the control plane has ended by now if another one has the directory.
+            write_durable(self._state_dir / SUPERVISOR_FILE, json.dumps({"pid": os.getpid()}).encode())
+            self._was_up = True
         while True:
             for name in LOGS:
                 limit_log(self._state_dir / name)

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from springtide.cli.doctor.machine import check_cluster
 from springtide.cli.tables.columns import shorten, slack
+from springtide.cli.tables.deadlines import promise_line
 from springtide.cli.tables.statuses import (
     final_line,
     job_details,
     jobs_table,
     progress_line,
-    promise_line,
     services_table,
 )
 from springtide.core.decision import PromiseCondition
@@ -174,6 +174,9 @@ def test_what_is_planned_and_what_it_has_cost(make_job: MakeJob) -> None:
     details = job_details(waiting, now_s=100.0)
     assert "  deadline      in 8m20 (promised)\n" in details
     assert "  planned       start in 1m00, end in 5m00\n" in details
+    given_up = job_details(replace(waiting, given_up_at_s=70.0), now_s=100.0)
+    assert "  deadline      in 8m20 (promised, but its plan misses it for 30.0 s)\n" in given_up
+    assert "in 8m20 (aimed at, not promised)\n" in job_details(replace(waiting, is_promised=False), now_s=100.0)
     dear = make_job(cost_usd=0.06)
     assert progress_line(dear).endswith("slack +2m05  $0.06")
     assert "240 device-seconds, $0.06" in job_details(dear, now_s=100.0)

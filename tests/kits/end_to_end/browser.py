@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from springtide.core.status.admission import AdmissionStatus
 from springtide.core.status.platform import (
     DeviceStatus,
     Explanation,
@@ -106,6 +107,7 @@ def make_service(**values: object) -> ServiceStatus:
         "latency_p50_s": 0.012,
         "latency_p99_s": 0.088,
         "device_seconds": 200.0,
+        "admission": AdmissionStatus(refused=12, refused_lately=7, notes=("so that the SLO is kept",)),
         "url": "/f/sentiment",
         "replicas": (
             ReplicaStatus(replica_id="s1", device_id="local/3", state="READY", rank=None, started_at_s=700.0),
@@ -132,8 +134,8 @@ def busy_status() -> PlatformStatus:
     gpt = make_job(
         "gpt-91bc", "gpt", reason="one worker: digits has the nearer deadline", submitted_at_s=NOW_S - 260,
         deadline_at_s=NOW_S + 60, step=310, total_steps=1200, progress_fraction=0.258, loss=2.7182, samples_per_s=95.1,
-        eta_s=95.0, slack_s=-35.0, num_resizes=1, num_restarts=1, last_pause_s=1.83, checkpoint_step=300,
-        replicas=(make_replica("g3", 2, 0),),
+        eta_s=95.0, slack_s=-35.0, is_promised=True, given_up_at_s=NOW_S - 30, num_resizes=1, num_restarts=1,
+        last_pause_s=1.83, checkpoint_step=300, replicas=(make_replica("g3", 2, 0),),
     )  # fmt: skip
     waiting = make_job(
         "sweep-lr-0.01-aa07", "sweep-lr-0.01", state="PENDING", submitted_at_s=NOW_S - 21, started_at_s=None,

@@ -90,6 +90,10 @@ def test_the_lines_of_a_workload_are_bounded():
     entries = index.entries("fit-1")
     assert len(entries) == MAX_ENTRIES
     assert entries[-1].at_s == 399.0
+    assert entries[-1].text == "its owner set new bounds: 1..2"
+    limit = ScaleRequested(workload_id="fit-1", minimum=1, maximum=2, reason="no quota", is_limit=True)
+    told = index_of((0.0, JobSubmitted(job=job())), (1.0, limit)).entries("fit-1")[-1].text
+    assert told == "the platform set new bounds: 1..2: no quota"
     assert [entry.seq for entry in entries] == sorted(entry.seq for entry in entries)
 
 

@@ -143,7 +143,11 @@ def test_every_field_of_a_status_is_filled_from_the_record():
     )
     change = GroupChange(code="resize", before=1, after=2, why="a free device")
     lifecycle = replace(
-        known.lifecycle, reason=StateReason("resized", change), alternatives=("--soft",), ended_at_s=9.0
+        known.lifecycle,
+        reason=StateReason("resized", change),
+        alternatives=("--soft",),
+        ended_at_s=9.0,
+        given_up_at_s=8.0,
     )
     job = replace(
         known.job,
@@ -168,8 +172,9 @@ def test_every_field_of_a_status_is_filled_from_the_record():
     status = job_status(known, 9.0, planned=planned, usd_per_device_hour=1.0, search=search, enforced="by tests")
     plain = job_status(record(), 9.0)
     same = {name for name in JobStatus.__struct_fields__ if getattr(status, name) == getattr(plain, name)}
-    # It has started, so no start is planned, its promise waits for nothing, and it is neither diverged nor stalled; on
-    # functions it works in no copy of this machine, no library runs either loop; the rest both have in common.
+    # It has started, so no start is planned, its promise waits for nothing, and it is neither diverged
+    # nor stalled; on functions it works in no copy of this machine, no library runs either loop; the rest both have in
+    # common.
     assert same == {"job_id", "name", "kind", "state", "submitted_at_s", "min_workers", "max_workers", "num_epochs"} | {
         *("planned_start_at_s", "promised_if", "pods", "is_diverged", "stalled_since_s", "directory", "library"),
         "exact_passes",
@@ -236,6 +241,9 @@ def test_a_job_that_is_held_to_one_worker_says_so_while_it_runs():
     known = replace(known, bounds=replace(known.bounds, fixed_reason=told))
     assert job_status(known, 2.0).reason == f"it runs with one worker: {told}"
     assert explain(known, view_of(known), (), 2.0).reason == job_status(known, 2.0).reason
+    limited = replace(known, bounds=replace(known.bounds, fixed_reason="", max_workers=1, limit_reason="no quota"))
+    assert job_status(limited, 2.0).reason == "at most 1 of its workers for now: no quota"
+    assert not any("springtide scale" in step for step in explain(limited, view_of(limited), (), 2.0).next_steps)
     over = replace(known, lifecycle=replace(known.lifecycle, state=JobState.SUCCEEDED))
     assert told not in job_status(over, 2.0).reason
     assert f"submitted for a range of workers, held to one: {told}" in explain(over, view_of(over), (), 2.0).evidence
@@ -311,7 +319,9 @@ def test_places_for_jobs_on_functions_are_no_devices_that_workloads_wait_for():
     known = view_of(waiting, held)
     known = dataclasses.replace(known, nodes=(*known.nodes, make_node("emulator", 4, kind="function")))
     assert "0 of 2 devices free; held: fit-1 2" in explain(waiting, known, (), 5.0).evidence
-    narrow = record(job=replace(held.job, num_virtual_shards=8), bounds=JobBounds(min_workers=1, max_workers=1))
+    narrow = record(
+        job=replace(held.job, num_virtual_shards=8, max_workers=8), bounds=JobBounds(min_workers=1, max_workers=1)
+    )
     assert "springtide scale fit-1 1..2" in explain(narrow, known, (), 5.0).next_steps
 
 
@@ -344,12 +354,16 @@ def test_why_suggests_only_bounds_that_change_something():
     known = replace(known, job=replace(known.job, devices_each=2))
     two = explain(known, view_of(known), (), 5.0)
     assert not [step for step in two.next_steps if "scale" in step]
-    narrow = record(bounds=JobBounds(min_workers=1, max_workers=1))
+    job = replace(record().job, max_workers=4)
+    narrow = record(job=job, bounds=JobBounds(min_workers=1, max_workers=1))
     assert "springtide scale fit-1 1..2" in explain(narrow, view_of(narrow), (), 5.0).next_steps
+    # No more than its owner asked for.
+    asked = record(job=replace(job, max_workers=1), bounds=JobBounds(min_workers=1, max_workers=1))
+    assert not any("scale" in step for step in explain(asked, view_of(asked), (), 5.0).next_steps)
     waiting = record(JobState.PENDING)
-    lasting = record(JobState.PENDING, bounds=JobBounds(min_workers=2, max_workers=3))
+    lasting = record(JobState.PENDING, job=job, bounds=JobBounds(min_workers=2, max_workers=3))
     assert explain(waiting, view_of(waiting), (), 5.0).next_steps == ("springtide ps", "springtide cancel fit-1")
-    assert "springtide scale fit-1 1..3" in explain(lasting, view_of(lasting), (), 5.0).next_steps
+    assert "springtide scale fit-1 1..2" in explain(lasting, view_of(lasting), (), 5.0).next_steps
 
 
 def test_why_tells_the_last_resize_and_preemption_and_what_they_were_for():
@@ -363,6 +377,10 @@ def test_why_tells_the_last_resize_and_preemption_and_what_they_were_for():
     assert "last change, 3.0 s ago: resized 4 -> 2 workers ('c' needs the devices)" in evidence
     assert "last time it gave way, 4.0 s ago: checkpoints and gives its devices back: 'b' needs them" in evidence
     assert "its deadline was promised 5.0 s ago" in evidence
+    late = replace(known, lifecycle=replace(known.lifecycle, given_up_at_s=2.0))
+    told = "its deadline was promised 5.0 s ago; its plan misses it for 3.0 s"
+    assert told in explain(late, view_of(late), history, 5.0).evidence
+    assert (job_status(late, 5.0).is_promised, job_status(late, 5.0).given_up_at_s) == (True, 2.0)
 
 
 def test_why_tells_what_is_planned():

@@ -63,7 +63,7 @@ def test_more_than_the_platform_has():
         check_guarantee(platform(), "reader", 5)
     assert str(refused.value) == (
         "reader cannot be guaranteed 5 replicas: the platform has 4 devices; ask for a minimum of at most 4, "
-        "like --scale 4..5, or start it with more slots"
+        "like a scale of 4..5, or start it with more slots"
     )
     with pytest.raises(InvalidRequest, match="has 1 device;"):
         check_guarantee(platform(num_devices=1), "reader", 2)
@@ -72,8 +72,9 @@ def test_more_than_the_platform_has():
 def test_more_than_others_leave():
     with pytest.raises(InvalidRequest) as refused:
         check_guarantee(platform(echo=2, idle=0, big=2), "reader", 1)
-    assert "of which others are guaranteed 4 (echo 2, big 2); ask for a minimum of at most 0, like --scale 0..1" in str(
-        refused.value
+    assert (
+        "of which others are guaranteed 4 (echo 2, big 2); ask for a minimum of at most 0, like a scale of 0..1"
+        in str(refused.value)
     )
     with pytest.raises(InvalidRequest, match="at most 2"):
         check_guarantee(platform(echo=2, big=2), "echo", 3)
@@ -147,20 +148,25 @@ def test_a_minimum_that_a_promised_deadline_leaves_no_device_for(tmp_path, share
 
     def deploy(minimum):
         changes = {} if share is None else {"options__share": share}
-        body = service_body(options__min_replicas=minimum, **changes)
+        body = service_body(options__min_replicas=minimum, options__max_replicas=4, **changes)
         return submissions.deploy_service("reader", ServiceIn.model_validate(body))
 
     with pytest.raises(InvalidRequest) as refused:
         deploy(1)
     assert str(refused.value) == (
         "reader cannot be guaranteed 1 replica: the deadline promised to 'fit' needs the devices; ask for a minimum of "
-        "at most 0, like --scale 0..1, ask again in 9m16, or start the platform with more devices"
+        "at most 0, like a scale of 0..1, ask again in 9m16, or start the platform with more devices"
     )
     assert "reader" not in platform.view().services
     deploy(0)
     with pytest.raises(InvalidRequest, match="the deadline promised to 'fit' needs the devices"):
         submissions.scale("reader", ScaleIn(minimum=1, maximum=2))
     assert len(platform.view().jobs["fit"].replicas) == 2
+    # What is offered to one that asks for more than the machines have is not refused then.
+    for ask in (lambda minimum: submissions.scale("reader", ScaleIn(minimum=minimum, maximum=4)), deploy):
+        with pytest.raises(InvalidRequest, match=r"at most 0, as promised deadlines need devices, too, like .* 0..3,"):
+            ask(3)
+        ask(0)
 
 
 def test_a_minimum_counts_every_part_of_its_replicas():

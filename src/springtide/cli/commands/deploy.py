@@ -74,6 +74,10 @@ def deploy(session: Session, /, target: str, **options: Any) -> None:
     That starts beside the present one and gets requests once it is ready; then the present one answers what it has and
     stops. If the new one crashes three times or is not ready in time it is given up, and the present one goes on: exit
     code 1. See `springtide versions` and `springtide rollback`.
+
+    With an SLO, a request that would miss it is answered 429 with Retry-After at once, and not let in. A request says
+    what it can wait for in X-Springtide-Timeout (300ms), and in X-Springtide-Priority (high, normal, low) how
+    early it is refused.
     """
     folder = folder_wish(options)
     served = _served(target, options, folder)
@@ -157,7 +161,8 @@ def _deployed_text(service: ServiceStatus, served: ServeFunction[Any], token_pat
     token = shlex.quote(str(token_path))
     sleeping = ""
     if service.num_ready == 0:
-        sleeping = " (sleeps until the first request)" if service.min_replicas == 0 else _NONE_YET
+        sleeps = f" ({service.next_request or 'sleeps until the first request'})"
+        sleeping = sleeps if service.min_replicas == 0 else _NONE_YET
     scale = f"{service.min_replicas}..{service.max_replicas}"
     authorized = f'-H "Authorization: Bearer $(cat {token})"'
     if is_language_model(served.cls):

@@ -24,8 +24,9 @@ from springtide.cli.jobs.offers import alternative_text, refusal_text
 from springtide.cli.jobs.profiled import check_profile, profiled_request
 from springtide.cli.jobs.progress import JobWatcher, can_redraw, display, follow, follow_script
 from springtide.cli.session import Session, common_options, refuse
+from springtide.cli.tables.deadlines import promise_line
 from springtide.cli.tables.shares import held_line
-from springtide.cli.tables.statuses import final_line, promise_line
+from springtide.cli.tables.statuses import final_line
 from springtide.cli.tables.story import num_workers_over_time, workers_text
 from springtide.client.folders.send import submit_with_folder
 from springtide.client.functions import quote_job, submit_job

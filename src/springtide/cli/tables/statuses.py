@@ -16,6 +16,7 @@ from springtide.cli.tables.columns import (
     shorten,
     slack,
 )
+from springtide.cli.tables.deadlines import deadline_text, promise_text
 from springtide.cli.tables.environment import environment_pairs
 from springtide.cli.tables.functions import (
     function_details,
@@ -266,35 +267,6 @@ def _progress_cost(job: JobStatus) -> str:
     return "" if job.cost_usd < 0.005 else f"${job.cost_usd:.2f}"
 
 
-def deadline_text(job: JobStatus, now_s: float | None = None) -> str:
-    """For an ended job, whether it met its deadline and by how much; for others, when the deadline is."""
-    if job.deadline_at_s is None:
-        return ""
-    if job.state == JobState.REJECTED:
-        return f"{format_duration(job.deadline_at_s - job.submitted_at_s)} after it was submitted"
-    if job.ended_at_s is not None:
-        spare_s = job.deadline_at_s - job.ended_at_s
-        if job.state == JobState.SUCCEEDED:
-            kept = f"met with {format_duration(spare_s)} to spare"
-            return kept if spare_s >= 0 else f"missed by {format_duration(-spare_s)}"
-        # A job that was refused, cancelled or failed has neither met nor missed its deadline.
-        return f"ended {format_duration(abs(spare_s))} {'before' if spare_s >= 0 else 'after'} it"
-    if now_s is None:
-        return ""
-    left_s = job.deadline_at_s - now_s
-    return f"in {format_duration(left_s)}" if left_s >= 0 else f"{format_duration(-left_s)} ago"
-
-
-def promise_line(job: JobStatus) -> str:
-    """Whether the deadline of a job that was just submitted is promised, or what that waits for; empty without one."""
-    if job.deadline_at_s is None:
-        return ""
-    if job.promised_if is not None:
-        return f"  {job.promised_if.text()}"
-    told = "promised" if job.is_promised else "aimed at, not promised"
-    return f"  its deadline in {format_duration(job.deadline_at_s - job.submitted_at_s)} is {told}"
-
-
 def final_line(job: JobStatus, workers: str = "", pauses_s: Sequence[float] = ()) -> str:
     """How a job ended: time, deadline, workers over time with the pauses of resizes, artifact."""
     took = (
@@ -386,7 +358,7 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
         ("exact", job.exact_passes),
         ("speed", "" if has_ended else _speed_text(job)),
         ("time left", "" if job.eta_s is None or has_ended else duration(job.eta_s)),
-        ("deadline", deadline_text(job, now_s) + (" (promised)" if job.is_promised else "")),
+        ("deadline", " ".join(filter(None, (deadline_text(job, now_s), promise_text(job, now_s))))),
         ("promise", "" if job.promised_if is None else job.promised_if.text()),
         ("planned", _planned_text(job, now_s)),
         ("slack", "" if job.slack_s is None or has_ended else slack(job.slack_s)),
@@ -449,6 +421,7 @@ def _checkpoint_text(job: JobStatus) -> str:
 
 def service_details(service: ServiceStatus) -> str:
     allowed = bounds(service.min_replicas, service.max_replicas)
+    notes = () if service.admission is None else service.admission.notes
     pairs = [
         ("url", service.url),
         ("replicas", f"{service.num_ready} ready, {service.num_starting} starting, {allowed} allowed"),
@@ -459,7 +432,7 @@ def service_details(service: ServiceStatus) -> str:
         ("load", f"{service.arrivals_per_s:.1f} requests/s, {service.in_flight} in flight, {service.queued} queued"),
         ("latency", f"p50 {duration(service.latency_p50_s)}, p99 {duration(service.latency_p99_s)}"),
         ("objective", "" if service.slo_s is None else f"p99 < {duration(service.slo_s)}"),
-        ("requests", "" if service.admission is None else "; ".join(service.admission.notes)),
+        ("requests", "; ".join(filter(None, [service.next_request, *notes]))),
         *start_pairs(service.cold_start_s),
         ("revision", str(service.revision) + ("" if service.releasing is None else f", {service.releasing} comes")),
         ("used", f"{service.device_seconds:.0f} device-seconds"),

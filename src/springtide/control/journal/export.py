@@ -44,6 +44,8 @@ NEW_EVENTS: Mapping[str, bool] = MappingProxyType(
 # nothing, known from the record of the service, or in the speeds of the job's profile.
 NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyType(
     {
+        # Since when a promise is given up: it is only shown.
+        "Step": {"promises": None},
         "Node": {"room": None},
         "Device": {"accelerator": None},
         # Its file and import root are in the job's copy of the folder.
@@ -84,6 +86,7 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
         "Usage": {"machines_usd": (0.0,)},
         "Bill": {"machines_usd": (0.0,)},
         "ReplicaReady": {"device_seen": None},
+        "ScaleRequested": {"reason": None, "is_limit": None},
         "ReplicaLost": {"is_refused": (False,)},
     }
 )
@@ -174,6 +177,8 @@ class _Downgrade:
             self._note_event(seq, event)
         for name, told in (("events", step.events), ("actions", step.actions)):
             self._strip(seq, WorkloadId(""), told, plain[name])
+        for name in NEW_FIELDS["Step"]:
+            plain.pop(name, None)
         plain["events"] = [event for event in plain["events"] if event["event"] not in NEW_EVENTS]
         apply_events(step.events, self._state, step.now_s)
         apply_actions(step.actions, self._state, step.now_s)

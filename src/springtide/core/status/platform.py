@@ -45,9 +45,10 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A training job. `eta_s` is the predicted time left, `slack_s` what is left of the deadline after it.
 
     `resize_pause_s` holds the newest pause of each direction (grow, shrink, replace, recover): from the end of the
-    last step before the change to the start of the first step after it. `is_promised` says that its deadline is,
-    `promised_if` what that waits for where its speed was not known; the planned moments are those of a policy that
-    plans ahead. `cost_usd` is what its device-seconds have cost so far.
+    last step before the change to the start of the first step after it. `is_promised` says that its deadline is;
+    `given_up_at_s` since when that is missed by the plan for it, if it is; `promised_if` what a promise waits for where
+    its speed was not known. The planned moments are those of a policy that plans ahead. `cost_usd` is what its
+    device-seconds have cost so far.
 
     `is_diverged`: the newest loss is NaN or infinite, and `loss` None. `global_batch_size` is what a step is made
     of now, `initial_batch_size` what it began with, and `batch_bounds` what it may become (None: it never changes,
@@ -107,6 +108,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     alternatives: tuple[str, ...]
     replicas: tuple[ReplicaStatus, ...]
     is_promised: bool = False
+    given_up_at_s: float | None = None
     promised_if: PromiseCondition | None = None
     planned_start_at_s: float | None = None
     planned_finish_at_s: float | None = None
@@ -164,6 +166,8 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     was given up for the one before it, and why; `old_revision` is the one whose replicas those of `revision` replace,
     and `releasing` a newer one that does not get all requests yet, `revisions` all that it knows. Each replica holds
     `share` of `devices_each` devices. `admission` says which requests the gateway refuses (None: it knows nothing yet).
+    `next_request` says what the next request would wait for, if there is no replica and it would; only where one
+    service is asked about.
     """
 
     service_id: str
@@ -202,6 +206,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = ""
     devices_each: int = 1
     admission: AdmissionStatus | None = None
+    next_request: str = ""
 
 
 class DeviceHolder(msgspec.Struct, frozen=True, kw_only=True):

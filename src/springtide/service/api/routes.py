@@ -45,6 +45,7 @@ from springtide.service.status.cluster_evidence import (
     with_pods,
 )
 from springtide.service.status.explain import explain
+from springtide.service.status.next_request import next_request_waits
 from springtide.service.status.outlook import outlook_of
 from springtide.service.status.search_reports import SearchReports
 from springtide.service.status.sharing import SharingReports
@@ -125,18 +126,15 @@ class ApiContext:
 
         `pods` are the pods of all workloads, if the caller has grouped them already.
         """
-        view = self.platform.view()
-        price = self.platform.usd_per_device_hour
-        live = self.platform.function_status(record.workload_id)
-        now_s = self.platform.now_s()
+        view, now_s = self.platform.view(), self.platform.now_s()
         search = self.searches.status(record, now_s, with_map=with_map)
         status = job_status(
             record,
             now_s,
             planned=view.future.get(record.workload_id, ()),
             condition=view.conditions.get(record.workload_id),
-            usd_per_device_hour=price,
-            live=live,
+            usd_per_device_hour=self.platform.usd_per_device_hour,
+            live=self.platform.function_status(record.workload_id),
             search=search,
             enforced=self.shares.enforced(record.job.share),
         )
@@ -175,7 +173,8 @@ class ApiContext:
         live, now_s = self.platform.function_status(record.workload_id), self.platform.now_s()
         search = self.searches.status(record, now_s) if isinstance(record, JobRecord) else None
         sharing, admission = self.platform.sharing(), self.shares.admission(record)
-        found = explain(record, view, entries, now_s, outlook, self.pools.report(), live, search, sharing, admission)
+        pools, waits = self.pools.report(), next_request_waits(record, self.platform)
+        found = explain(record, view, entries, now_s, outlook, pools, live, search, sharing, admission, waits)
         cluster = self.platform.cluster()
         if cluster is None or (isinstance(record, JobRecord) and record.lifecycle.state.is_terminal):
             return found
@@ -189,6 +188,7 @@ class ApiContext:
             enforced=self.shares.enforced(record.service.share),
             first_answer_s=self.shares.first_answer_s(record.service.name),
             admission=self.shares.admission(record),
+            next_request=next_request_waits(record, self.platform) if pods is None else "",
         )
         return with_pods(status, pods_by_workload(self.platform.cluster()) if pods is None else pods)
 

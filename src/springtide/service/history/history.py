@@ -293,7 +293,9 @@ class HistoryIndex:
 
     @_record.register
     def _(self, event: events.ScaleRequested) -> None:
-        self._write(event.workload_id, "scale", f"its owner set new bounds: {event.minimum}..{event.maximum}")
+        told = f"set new bounds: {event.minimum}..{event.maximum}"
+        told = f"the platform {told}: {event.reason}" if event.reason else f"its owner {told}"
+        self._write(event.workload_id, "scale", told)
 
     @_record.register
     def _(self, event: events.NodeLost) -> None:

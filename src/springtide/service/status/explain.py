@@ -47,11 +47,13 @@ def explain(
     search: SearchStatus | None = None,
     sharing: SharingStatus | None = None,
     admission: AdmissionStatus | None = None,
+    next_request: str = "",
 ) -> Explanation:
     """Return why a workload is in its state, what is expected of it (`outlook`), and how `pools` affect it.
 
     `live` is what the coordinator of a job on functions reports, `search` the search for its workers and memory,
-    `sharing` what is granted on shared devices, `admission` what a service's gateway says of requests.
+    `sharing` what is granted on shared devices, `admission` what a service's gateway says of requests,
+    `next_request` what the next one would wait for.
     """
     if isinstance(record, JobRecord):
         is_priced = not (record.job.is_on_functions or record.lifecycle.state.is_terminal)
@@ -66,7 +68,8 @@ def explain(
             record, len(_machine_devices(view))
         )
     else:
-        evidence, next_steps = _service_evidence(record, view, now_s), _service_next_steps(record)
+        evidence = [*_service_evidence(record, view, now_s), *filter(None, [next_request])]
+        next_steps = _service_next_steps(record, may_have_one=not next_request)
         evidence += [] if admission is None else admission.notes
         evidence += _folder_evidence(record)
         if pools is not None:
@@ -258,7 +261,11 @@ def _expectations(record: JobRecord, outlook: JobForecast | None, now_s: float) 
     """What was promised, and when it is expected to start and to end."""
     lines = []
     if record.promise.admitted_at_s is not None and not record.lifecycle.state.is_terminal:
-        lines.append(f"its deadline was promised {format_duration(max(0.0, now_s - record.promise.admitted_at_s))} ago")
+        told = f"its deadline was promised {format_duration(max(0.0, now_s - record.promise.admitted_at_s))} ago"
+        given_up_at_s = record.lifecycle.given_up_at_s
+        if given_up_at_s is not None:
+            told += f"; its plan misses it for {format_duration(max(0.0, now_s - given_up_at_s))}"
+        lines.append(told)
     if outlook is None:
         return lines
     basis = "as planned" if outlook.is_planned else "if no other job comes"
@@ -279,14 +286,16 @@ def _when(at_s: float, now_s: float) -> str:
 
 
 def _job_next_steps(record: JobRecord, num_devices: int) -> list[str]:
-    job_id = record.workload_id
+    job_id, low, high = record.workload_id, record.bounds.min_workers, record.bounds.max_workers
+    # What its owner asked for at first, as far as the machines have so many.
+    most = min(record.job.max_workers, num_devices // record.job.devices_each)
     match record.lifecycle.state:
         case JobState.PENDING:
             return [
                 "springtide ps",
                 *(
-                    [f"springtide scale {job_id} 1..{record.bounds.max_workers}"]
-                    if record.job.elastic and record.bounds.min_workers > 1
+                    [f"springtide scale {job_id} 1..{max(1, min(high, most))}"]
+                    if record.job.elastic and low > 1 and not record.job.is_on_functions
                     else []
                 ),
                 f"springtide cancel {job_id}",
@@ -294,13 +303,12 @@ def _job_next_steps(record: JobRecord, num_devices: int) -> list[str]:
         case JobState.STARTING | JobState.PREEMPTING:
             return [f"springtide logs {job_id} -f"]
         case JobState.RUNNING:
-            most = min(record.job.num_virtual_shards, num_devices // record.job.devices_each)
             return [
                 f"springtide logs {job_id} -f",
                 *([f"springtide cancel {job_id}"] if record.progress.stalled_since_s is not None else []),
                 *(
-                    [f"springtide scale {job_id} 1..{most}"]
-                    if record.job.elastic and record.bounds.max_workers < most
+                    [f"springtide scale {job_id} {low}..{most}"]
+                    if record.job.elastic and high < most and not _is_held_down(record)
                     else []
                 ),
                 f"springtide pause {job_id}",
@@ -313,6 +321,11 @@ def _job_next_steps(record: JobRecord, num_devices: int) -> list[str]:
             return list(record.lifecycle.alternatives) or ["springtide ps"]
         case _:
             return [f"springtide logs {job_id}"]
+
+
+def _is_held_down(record: JobRecord) -> bool:
+    """Whether something else than its owner keeps it from more workers: a wider range would be refused, or in vain."""
+    return bool(record.bounds.fixed_reason or record.bounds.limit_reason)
 
 
 def _service_evidence(record: ServiceRecord, view: ViewLike, now_s: float) -> list[str]:
@@ -346,15 +359,18 @@ def _service_evidence(record: ServiceRecord, view: ViewLike, now_s: float) -> li
     return evidence
 
 
-def _service_next_steps(record: ServiceRecord) -> list[str]:
+def _service_next_steps(record: ServiceRecord, *, may_have_one: bool) -> list[str]:
     name = record.workload_id
     match record.state:
         case ServiceState.FAILED:
             return [f"springtide logs {name}", "springtide deploy FILE"]
         case ServiceState.REMOVED:
             return ["springtide deploy FILE"]
+        case ServiceState.IDLE if may_have_one:
+            return [f"springtide scale {name} 1..{max(1, record.max_replicas)}"]
         case ServiceState.IDLE:
-            return [f"springtide scale {name} 1..{record.max_replicas}"]
+            # A guaranteed minimum would be refused.
+            return ["springtide ps"]
         case ServiceState.STARTING:
             return [f"springtide logs {name} -f"]
         case _:

@@ -113,10 +113,11 @@ def told_reason(record: JobRecord) -> str:
     """Why it is in its state: what its start waits for, or what the controller says, with why its size is fixed."""
     if making := making_reason(record):
         return making
-    reason, fixed = record.lifecycle.reason.text, record.bounds.fixed_reason
-    if not fixed or record.lifecycle.state.is_terminal:
+    reason, fixed, limit = record.lifecycle.reason.text, record.bounds.fixed_reason, record.bounds.limit_reason
+    if record.lifecycle.state.is_terminal:
         return reason
-    return "; ".join(filter(None, (reason, f"it runs with one worker: {fixed}")))
+    limit = limit and f"at most {record.bounds.max_workers} of its workers for now: {limit}"
+    return "; ".join(filter(None, (reason, fixed and f"it runs with one worker: {fixed}", limit)))
 
 
 def _lifecycle_fields(lifecycle: Lifecycle, reason: str) -> dict[str, Any]:
@@ -147,12 +148,13 @@ def _group_fields(record: JobRecord) -> dict[str, Any]:
 
 def _outlook_fields(record: JobRecord, planned: Schedule, now_s: float) -> dict[str, Any]:
     """What is promised, planned and predicted of its end."""
-    eta_s = predict_eta_s(record)
-    starts_s, ends_s = planned_moments(record, planned)
+    eta_s, (starts_s, ends_s) = predict_eta_s(record), planned_moments(record, planned)
+    is_over, given_up_at_s = record.lifecycle.state.is_terminal, record.lifecycle.given_up_at_s
     return {
         "eta_s": eta_s,
         "slack_s": _slack_s(record, eta_s, now_s),
-        "is_promised": record.promise.admitted_at_s is not None and not record.lifecycle.state.is_terminal,
+        "is_promised": record.promise.admitted_at_s is not None and not is_over,
+        "given_up_at_s": None if is_over else given_up_at_s,
         "planned_start_at_s": starts_s,
         "planned_finish_at_s": ends_s,
     }
@@ -287,11 +289,12 @@ def service_status(
     enforced: str = "",
     first_answer_s: float | None = None,
     admission: AdmissionStatus | None = None,
+    next_request: str = "",
 ) -> ServiceStatus:
     """Return what users are told about one service. `base_url` is the platform's own, without a final slash.
 
     `enforced` is what enforces its share of a device, `first_answer_s` the last part of its last start from nothing,
-    `admission` what its gateway says of requests.
+    `admission` what its gateway says of requests, `next_request` what the next one would wait for.
     """
     return ServiceStatus(
         **_deployed_fields(record.service, base_url),
@@ -307,6 +310,7 @@ def service_status(
         device_seconds=record.attained_service_s(now_s),
         enforced=enforced,
         admission=admission,
+        next_request=next_request,
     )
 
 

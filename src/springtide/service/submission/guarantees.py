@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from springtide.control.quotes.minimum import ask_minimum
+from springtide.control.quotes.minimum import MinimumAnswer, ask_minimum
 from springtide.control.records import ServiceRecord
 from springtide.control.releases.parts import Release
 from springtide.control.releases.steps import can_release, newest_of
@@ -24,13 +24,19 @@ NUM_NAMED = 3
 
 
 def check_guarantee(
-    view: ViewLike, service_id: WorkloadId, minimum: int, share: Share | None = None, devices_each: int = 1
+    view: ViewLike,
+    service_id: WorkloadId,
+    minimum: int,
+    share: Share | None = None,
+    devices_each: int = 1,
+    kept_of: Callable[[int], int] = lambda most: most,
 ) -> None:
     """Raise Conflict if the devices can never hold `minimum` replicas beside the minimums of other services.
 
     A minimum is a promise to the service's callers: like a deadline that cannot be kept it is refused at once. A
     minimum that was accepted stays, also after devices are lost. Each replica takes a device, or the request of its
-    `share` of `devices_each` devices of one node, none of which holds another replica of the service.
+    `share` of `devices_each` devices of one node, none of which holds another replica of the service. `kept_of` says
+    how many of so many replicas promised deadlines leave now, so that none is offered that is then refused.
     """
     # A place at a function service holds a job's coordinator, never a replica.
     sizes = [len(node.devices) for node in view.nodes if node.functions is None]
@@ -50,6 +56,8 @@ def check_guarantee(
         most -= 1
     if minimum <= most:
         return
+    offered = min(most, kept_of(most))
+    beside = ", as promised deadlines need devices, too" if offered < most else ""
     has = "1 device" if num_devices == 1 else f"{num_devices} devices"
     due = {name: count * _weight(held) for name, (count, held) in others.items()}
     taken = ", ".join(f"{name} {amount:g}" for name, amount in due.items())
@@ -58,8 +66,23 @@ def check_guarantee(
     size = "" if share is None else f" of {share.request:g} of {of} each"
     raise Conflict(
         f"{service_id} cannot be guaranteed {minimum} replicas{size}: the platform has {has}{besides}; ask for a "
-        f"minimum of at most {most}, like --scale {most}..{max(1, minimum)}, or start it with more slots"
+        f"minimum of at most {offered}{beside}, like a scale of {offered}..{max(1, minimum)}, or start it with more "
+        "slots"
     )
+
+
+def ask_promises(platform: PlatformLike, service: InferenceService, minimum: int) -> MinimumAnswer:
+    """How many of `minimum` replicas promised deadlines leave now, and which of these need the devices of the others.
+
+    What the service is guaranteed already counts as left.
+    """
+    known = platform.view().services.get(service.service_id)
+    promised = known.min_replicas if known is not None and not known.is_removed else 0
+    if known is None or _weight(service.share) > _weight(known.service.share):
+        promised = 0
+    if minimum <= promised:
+        return MinimumAnswer(most=minimum)
+    return ask_minimum(platform.snapshot(), platform.make_policy(), service, minimum, promised)
 
 
 def check_promises(platform: PlatformLike, service: InferenceService, minimum: int) -> None:
@@ -67,12 +90,7 @@ def check_promises(platform: PlatformLike, service: InferenceService, minimum: i
 
     Both are promises: the later one is refused. What the policy does not promise gives way to a minimum.
     """
-    known = platform.view().services.get(service.service_id)
-    promised = known.min_replicas if known is not None and not known.is_removed else 0
-    is_more = known is None or _weight(service.share) > _weight(known.service.share)
-    if minimum <= (0 if is_more else promised):
-        return
-    answer = ask_minimum(platform.snapshot(), platform.make_policy(), service, minimum, 0 if is_more else promised)
+    answer = ask_promises(platform, service, minimum)
     if answer.most >= minimum:
         return
     replicas = "1 replica" if minimum == 1 else f"{minimum} replicas"
@@ -81,8 +99,8 @@ def check_promises(platform: PlatformLike, service: InferenceService, minimum: i
     later = "" if answer.free_in_s is None else f", ask again in {format_duration(answer.free_in_s)}"
     raise Conflict(
         f"{service.service_id} cannot be guaranteed {replicas}: the deadline promised to {named} needs the devices; "
-        f"ask for a minimum of at most {answer.most}, like --scale {answer.most}..{max(1, minimum)}{later}, or start "
-        "the platform with more devices"
+        f"ask for a minimum of at most {answer.most}, like a scale of {answer.most}..{max(1, minimum)}{later}, or "
+        "start the platform with more devices"
     )
 
 

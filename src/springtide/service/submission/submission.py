@@ -54,6 +54,7 @@ from springtide.service.submission.folders import FolderSweep, drop_folders, fol
 from springtide.service.submission.function_checks import check_container, check_functions, check_no_container
 from springtide.service.submission.function_menus import keep_layers, menus_of
 from springtide.service.submission.guarantees import (
+    ask_promises,
     check_guarantee,
     check_promises,
     check_room_beside,
@@ -209,7 +210,14 @@ class SubmissionService:
             share = share_of(request.options.share)
             check_share(view, share, 1, name)
             check_parts(view, name, request.options.devices_each, old, has_pods=container is not None)
-            check_guarantee(view, service_id, request.options.min_replicas, share, request.options.devices_each)
+            draft = InferenceService(
+                service_id=service_id,
+                name=name,
+                entrypoint=Entrypoint(source_path=""),
+                share=share,
+                devices_each=request.options.devices_each,
+            )
+            self._check_guarantee(draft, request.options.min_replicas)
             source_store, place = self._platform.source_store, sources.service_place(service_id, request.source)
             options, address = request.options, source_store.address(place)
             self._sweep.begin()
@@ -265,9 +273,7 @@ class SubmissionService:
                     f"the values of the secrets of revision {wanted.revision} were removed when it was replaced; "
                     "deploy it again with them"
                 )
-            check_guarantee(
-                self._platform.view(), record.workload_id, wanted.min_replicas, wanted.share, wanted.devices_each
-            )
+            self._check_guarantee(wanted, wanted.min_replicas)
             if request.release.when_full == "refuse":
                 check_room_beside(self._platform, record, wanted)
             event = ServiceDeployed(service=wanted, terms=terms, is_rollback=True)
@@ -387,17 +393,21 @@ class SubmissionService:
         else:
             if record.is_removed:
                 find_service(self._platform.view(), id_or_name)
-            check_guarantee(
-                self._platform.view(),
-                record.workload_id,
-                bounds.minimum,
-                record.service.share,
-                record.service.devices_each,
-            )
+            self._check_guarantee(record.service, bounds.minimum)
             check_promises(self._platform, record.service, bounds.minimum)
         workload_id = record.workload_id
         view = self._apply(ScaleRequested(workload_id=workload_id, minimum=bounds.minimum, maximum=bounds.maximum))
         return view.services[workload_id] if isinstance(record, ServiceRecord) else view.jobs[workload_id]
+
+    def _check_guarantee(self, service: InferenceService, minimum: int) -> None:
+        check_guarantee(
+            self._platform.view(),
+            service.service_id,
+            minimum,
+            service.share,
+            service.devices_each,
+            lambda most: ask_promises(self._platform, service, most).most,
+        )
 
     def _apply(self, event: Event) -> ViewLike:
         """Submit the event, wait until it is durable, and return the platform's state with it."""

@@ -89,13 +89,16 @@ def test_an_elastic_job_does_with_what_runs_until_there_is_room(stage: Stage) ->
     stage.reactor.pass_time(PATIENCE_S - 0.5)
     assert stage.events == []
     stage.reactor.pass_time(1.0)
-    assert stage.events == [ScaleRequested(workload_id="job", minimum=1, maximum=2)]
+    (limited,) = stage.events
+    assert (limited.minimum, limited.maximum, limited.is_limit) == (1, 2, True)
+    assert limited.reason == f"no quota in namespace ml for more: {stage.quota._refusals['ml'].message}"
     assert stage.quota.caps() == {"job": 2}
     stage.reactor.pass_time(10 * PROBE_S[1])
     assert len(stage.events) == 1
     stage.has_room = True
     stage.reactor.pass_time(2 * PROBE_S[1])
-    assert stage.events[1:] == [ScaleRequested(workload_id="job", minimum=1, maximum=4)]
+    told = "the quota in namespace ml has room again"
+    assert stage.events[1:] == [ScaleRequested(workload_id="job", minimum=1, maximum=4, reason=told)]
     assert stage.quota.caps() == {}
 
 

@@ -153,7 +153,15 @@ class NamespaceQuota:
         cap = _Cap(job, len(made), namespace, like, PROBE_S[0], self._reactor.after(0.0, lambda: None))
         self._caps[job.job_id] = cap
         self._ask_in(cap, cap.backoff_s)
-        self._post(ScaleRequested(workload_id=job.job_id, minimum=job.min_workers, maximum=cap.most))
+        self._post(
+            ScaleRequested(
+                workload_id=job.job_id,
+                minimum=job.min_workers,
+                maximum=cap.most,
+                reason=f"no quota in namespace {namespace} for more: {self._refusals[namespace].message}",
+                is_limit=True,
+            )
+        )
 
     def _ask_in(self, cap: _Cap, delay_s: float) -> None:
         cap.timer.cancel()
@@ -172,4 +180,11 @@ class NamespaceQuota:
             return
         del self._caps[cap.job.job_id]
         job = cap.job
-        self._post(ScaleRequested(workload_id=job.job_id, minimum=job.min_workers, maximum=job.max_workers))
+        self._post(
+            ScaleRequested(
+                workload_id=job.job_id,
+                minimum=job.min_workers,
+                maximum=job.max_workers,
+                reason=f"the quota in namespace {cap.namespace} has room again",
+            )
+        )

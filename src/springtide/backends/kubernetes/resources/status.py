@@ -126,7 +126,8 @@ def _promised(job: JobStatus) -> Condition:
     if job.deadline_at_s is None:
         return Condition(ConditionType.PROMISED, False, Reason.NO_DEADLINE, "it has no deadline")
     if job.is_promised:
-        return Condition(ConditionType.PROMISED, True, Reason.DEADLINE_PROMISED, "its deadline is promised")
+        told = "its deadline is promised" + ("" if job.given_up_at_s is None else ", but its plan misses it now")
+        return Condition(ConditionType.PROMISED, True, Reason.DEADLINE_PROMISED, told)
     state = JobState(job.state)
     if state.is_terminal:
         return Condition(ConditionType.PROMISED, False, Reason.ENDED, f"it has ended: {job.state}")

@@ -94,6 +94,12 @@ function setProgress(cell, job) {
   setAttributes(cell, { title: steps });
 }
 
+// What the deadline of a job that has not ended is.
+function promiseOf(job, offsetS) {
+  if ((job.given_up_at_s ?? null) !== null) return `promised, missed by its plan\nsince ${clock(job.given_up_at_s, offsetS)}`;
+  return job.is_promised ? "promised" : "aimed at";
+}
+
 function setDeadline(cell, job, { offsetS }) {
   if (job.deadline_at_s === null) {
     setLines(cell, UNKNOWN, "");
@@ -111,7 +117,7 @@ function setDeadline(cell, job, { offsetS }) {
     verdict = job.slack_s >= 0 ? "met" : "missed";
     slack = job.slack_s >= 0 ? `slack +${duration(job.slack_s)}` : `late by ${duration(-job.slack_s)}`;
   }
-  if (job.is_promised) slack = slack === "" ? "promised" : `promised, ${slack}`;
+  if (job.ended_at_s === null) slack = [promiseOf(job, offsetS), slack].filter(Boolean).join("\n");
   setLines(cell, clock(job.deadline_at_s, offsetS), slack);
   setAttributes(cell, { class: `deadline-cell ${verdict}` });
 }
@@ -174,6 +180,15 @@ const JOB_COLUMNS = [
   },
 ];
 
+// Refusals are those since the gateway started; the notes say how many of them are of the last minute, and why.
+function setQueue(cell, service) {
+  const admission = service.admission ?? null;
+  const isRefusing = admission !== null && admission.refused_lately > 0;
+  const refused = isRefusing ? `${admission.refused_lately} refused in 1 min` : admission?.refused > 0 ? `${admission.refused} refused` : "";
+  setLines(cell, String(service.queued), refused, admission?.notes.join("; ") || null);
+  setAttributes(cell, { class: isRefusing ? "number missed" : "number" });
+}
+
 const SERVICE_COLUMNS = [
   { title: "Service", isRowTitle: true, class: "name", fill: (cell, service, { hueOf }) => setName(cell, service.name, service.url, hueOf(service.service_id)) },
   { title: "State and reason", class: "why", fill: (cell, service) => setState(cell, service.service_id, service.state, service.reason, { badges: service.rolled_back ? [["ROLLED BACK", service.rolled_back]] : [] }) },
@@ -191,7 +206,7 @@ const SERVICE_COLUMNS = [
       setAttributes(cell, { class: isLate ? "number missed" : "number" });
     },
   },
-  { title: "Queue", class: "number", fill: (cell, service) => setLines(cell, String(service.queued)) },
+  { title: "Queue", class: "number", help: "waiting now, and the requests that were refused so that the others keep the SLO", fill: setQueue },
   { title: "Revision", class: "number", fill: (cell, service, { offsetS }) => setLines(cell, String(service.revision), `since ${clock(service.deployed_at_s, offsetS)}`) },
 ];
 
