@@ -63,6 +63,22 @@ def test_an_ended_job_is_answered_for_as_before(serve):
         assert kinds[:2] == ["submitted", "waiting"], "the story of a job that goes on is lost"
 
 
+def test_runs_that_left_the_state_are_known_by_their_code(serve):
+    first = serve()
+    _, job_id = submit(first, "one")
+    family = first.platform.view().jobs[job_id].job.family
+    first.client.post(f"/v1/jobs/{job_id}/cancel")
+    first.turn()
+    assert not first.platform.view().jobs, "it has not left the state"
+    first.end()
+    second = serve()
+    _, renamed = submit(second, "two", name="renamed")
+    _, other = submit(second, "three", name="other", source__text="def fit(ctx):\n    return 2\n")
+    jobs = second.platform.view().jobs
+    assert jobs[renamed].job.family == family
+    assert jobs[other].job.family.startswith("other-")
+
+
 def test_another_body_under_the_key_of_an_ended_job_is_a_conflict(serve):
     serving = serve()
     _, job_id = submit(serving, "one")

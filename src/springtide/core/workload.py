@@ -212,7 +212,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     by scale-invariant progress, where a step on a larger batch counts as its gain; Pollux, section 3.1).
     `belief` says what that profile rests on, if the job is to show how far off it was; its speeds are so slow that a
     plan with them keeps the deadline with the probability `confidence` (None: as slow as is usual).
-    `family` names a group of jobs with the same model: what was measured of one is expected of the next.
+    `family` names a group of jobs with the same model: what was measured of one is expected of the next. A platform
+    names it by the first job of it and, after a dash, by the digest of what its jobs run.
     `step_profile` is the timeline of a step, if one was profiled.
     `requested_workers` is the number that the owner would have requested on a platform that does not choose it.
     `menu` is set for a job that runs on a function service: the ways to run it there. With `search` the number of
@@ -288,6 +289,11 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     def is_script(self) -> bool:
         """Whether it is a plain script, which has a fixed number of workers and reports its steps only if it wants."""
         return self.entrypoint.is_plain_script
+
+    @property
+    def code(self) -> str:
+        """The digest of what it runs, the end of its family's name; empty without a family."""
+        return self.family.rpartition("-")[2]
 
     @property
     def has_own_batch(self) -> bool:

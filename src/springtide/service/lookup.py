@@ -61,6 +61,18 @@ def newest_jobs(view: ViewLike, name: str, limit: int) -> Iterator[JobRecord]:
     yield from view.ended.named(name, limit)
 
 
+def runs_of_code(view: ViewLike, code: str, name: str, limit: int) -> Iterator[JobRecord]:
+    """The jobs that ran that code (TrainingJob.code) and those of that name, the newest first.
+
+    Of those that ended long ago at most `limit` of each.
+    """
+    end = f"-{code}"
+    here = [each for each in view.jobs.values() if each.job.name == name or each.job.family.endswith(end)]
+    yield from reversed(here)
+    ended = {each.workload_id: each for each in (*view.ended.of_code(code, limit), *view.ended.named(name, limit))}
+    yield from sorted(ended.values(), key=lambda each: each.lifecycle.ended_at_s or 0.0, reverse=True)
+
+
 def _named(view: ViewLike, name: str) -> list[JobRecord]:
     return [record for record in view.jobs.values() if record.job.name == name]
 

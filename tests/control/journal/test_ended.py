@@ -19,10 +19,11 @@ from springtide.core.workload import Entrypoint, InferenceService, JobState, Tra
 SOURCE = Entrypoint(source_path="job.py", object_name="fit")
 
 
-def ended_job(name: str, uid: str = "") -> EndedJob:
+def ended_job(name: str, uid: str = "", family: str = "", at_s: float = 9.0) -> EndedJob:
     container = ContainerSettings(namespace="ml", owner_kind="TrainingFunction", owner_name=name, owner_uid=uid)
-    job = TrainingJob(job_id=WorkloadId(name), name=name, entrypoint=SOURCE, container=container if uid else None)
-    over = Lifecycle(state=JobState.FAILED, reason=StateReason("it failed"), submitted_at_s=1.0, ended_at_s=9.0)
+    where = container if uid else None
+    job = TrainingJob(job_id=WorkloadId(name), name=name, entrypoint=SOURCE, container=where, family=family)
+    over = Lifecycle(state=JobState.FAILED, reason=StateReason("it failed"), submitted_at_s=1.0, ended_at_s=at_s)
     return EndedJob(record=JobRecord(job=job, bounds=JobBounds(min_workers=1, max_workers=1), lifecycle=over))
 
 
@@ -72,6 +73,19 @@ def test_an_object_whose_jobs_row_was_changed_is_not_taken_for_a_new_one(journal
     journal.query("UPDATE ended SET record = substr(record, 1, 40)")
     with pytest.raises(JournalError, match="the record of owned, which has ended, was changed"):
         journal.ended.of_owner("uid-1")
+
+
+def test_jobs_of_one_code_are_found_whatever_their_names(journal: SqliteJournal) -> None:
+    ended = journal.ended
+    families = {"fit": "fit-c0de", "other": "fit-c0de", "late": "late-c0de", "alone": "", "last": "fit-0ddc0de"}
+    ended.put([ended_job(name, "", family, at_s) for at_s, (name, family) in enumerate(families.items())])
+    ended.put([ended_job("fit", "", "fit-c0de", 0.5)])
+    assert [job.job.name for job in ended.of_code("c0de", 9)] == ["late", "other", "fit"]
+    assert [job.job.name for job in ended.of_code("c0de", 2)] == ["late", "other"]
+    assert list(ended.of_code("", 9)) == [], "jobs without a family have no code in common"
+    ended.drop(1.0, 2.5)
+    assert [job.job.name for job in ended.of_code("c0de", 9)] == ["late"]
+    assert journal.query("SELECT id FROM @ended_code ORDER BY id") == [("last",), ("late",)]
 
 
 def test_a_removed_service_is_in_no_list_of_jobs(journal: SqliteJournal) -> None:

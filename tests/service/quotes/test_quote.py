@@ -28,7 +28,6 @@ from springtide.service.submission.experience import (
 )
 from springtide.service.submission.option_models import JobOptionsIn
 from springtide.service.submission.schemas import JobIn
-from springtide.service.submission.submission import family_of
 
 
 def known_body(**changes):
@@ -153,6 +152,9 @@ def test_what_cannot_be_asked_is_said(asking, changes, sentence):
     assert sentence in answer.json()["error"]["message"]
 
 
+NEIGHBOUR = "from model import build\n\n\ndef fit(ctx):\n    return build()\n"
+
+
 def report_speed(promising, job_id, rate, *, count=1, steps=600):
     """Play a worker's report; returns the speed that is planned with on so many workers (samples/s)."""
     promising.play(
@@ -168,9 +170,9 @@ def report_speed(promising, job_id, rate, *, count=1, steps=600):
     return promising.current.jobs[job_id].learnt.throughput_samples_per_s[count]
 
 
-def run_once(asking, promising, *, workers=(1, 2), rates=(640.0, 1000.0), steps=600, end=True):
+def run_once(asking, promising, *, workers=(1, 2), rates=(640.0, 1000.0), steps=600, end=True, **changes):
     """Submit a job and play what its workers report, on each number of workers in turn."""
-    job = asking.post("/v1/jobs", json=job_body()).json()
+    job = asking.post("/v1/jobs", json=job_body(**changes)).json()
     promising.run_job(job["job_id"])
     for count, rate in zip(workers, rates, strict=True):
         promising.clock_s += 5.0
@@ -241,18 +243,80 @@ def test_the_same_code_is_that_of_the_same_syntax_tree(asking, promising):
         {"options__params": {"width": "96"}},
         {"options__global_batch_size": 32},
         {"source__object_name": "other"},
-        {"name": "another"},
+        {"options__share": {"request": 0.5}},
+        {"source__files": {"model.py": "def build():\n    return 1\n"}, "source__text": NEIGHBOUR},
     ],
 )
 def test_other_code_tells_nothing(asking, promising, changes):
     run_once(asking, promising)
+    if "source__files" in changes:
+        run_once(asking, promising, source__text=NEIGHBOUR, source__files={"model.py": "def build():\n    return 2\n"})
     assert ask(asking, job_body(**changes)).speed_source == "unknown"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "another"},
+        {"name": "another", "source__filename": "renamed.py"},
+        {"name": "train", "source__object_name": "train", "source__text": "def train(ctx):\n    pass\n"},
+    ],
+)
+def test_a_run_is_known_by_its_code_whatever_its_name(asking, promising, changes):
+    first = run_once(asking, promising, source__text="def fit(ctx):\n    pass\n")
+    asked = job_body(**{"source__text": "def fit(ctx):\n    pass\n", **changes})
+    quoted = ask(asking, asked)
+    assert quoted.speed_source == "history of 1 run"
+    assert quoted.is_promised
+    second = asking.post("/v1/jobs", json=asked).json()["job_id"]
+    jobs = promising.current.jobs
+    assert jobs[second].promise.admitted_at_s is not None
+    assert jobs[second].job.family == jobs[first].job.family
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"source__text": "def fit(ctx):\n    return 1\n"}, "its code is another"),
+        ({"options__params": {"width": "96"}}, "it has other values of width"),
+        ({"options__global_batch_size": 32}, "its global batch is 64"),
+        ({"options__num_virtual_shards": 16}, "it is not exact with as many shards"),
+        ({"name": "another", "options__params": {"width": "96"}}, "it has other values of width"),
+        ({"name": "another", "options__env": {"WIDTH": "96"}}, "its environment, its packages or the folder"),
+        ({"name": "another", "source__import_root": "/"}, "its environment, its packages or the folder"),
+    ],
+)
+def test_a_quote_says_why_a_run_tells_nothing(asking, promising, changes, told):
+    first = run_once(asking, promising)
+    quoted = ask(asking, job_body(**changes))
+    assert quoted.speed_source == "unknown"
+    assert [line for line in quoted.evidence if line.startswith(f"{first} tells nothing of it: {told}")]
+
+
+def test_a_quote_says_that_no_run_is_known(asking, promising):
+    run_once(asking, promising)
+    changed = job_body(name="another", source__text="def fit(ctx):\n    return 1\n")
+    assert "no run of this code, and none named another, is known here" in ask(asking, changed).evidence
+    assert "known here" not in "".join(ask(asking, known_body(deadline_s=400)).evidence)
+
+
+def test_names_tell_runs_of_one_code_with_other_parameters_apart(asking, promising):
+    families = {}
+    for name, width in (("wide", "9"), ("small", "1"), ("again", "9"), ("wide", "5"), ("small", "9")):
+        body = job_body(name=name, options__params={"width": width}, options__deadline_s=None)
+        job_id = asking.post("/v1/jobs", json=body).json()["job_id"]
+        families[name, width] = promising.current.jobs[job_id].job.family
+    wide, small = families["wide", "9"], families["small", "1"]
+    assert wide != small, "two names with parameters of their own learn from each other"
+    assert (families["again", "9"], families["small", "9"]) == (wide, wide)
+    assert families["wide", "5"] == wide, "runs of one name learn from each other, whatever their parameters"
+    assert [family.rpartition("-")[0] for family in (wide, small)] == ["wide", "small"]
 
 
 def test_what_was_never_measured_is_less_sure(asking, promising):
     run_once(asking, promising, workers=(1,), rates=(640.0,))
     request = JobIn.model_validate(job_body(options__max_workers=2), strict=False)
-    known = experience_of(promising.view(), request, family_of(request), promising.source_store.holds)
+    known = experience_of(promising.view(), request, promising.source_store.holds)
     assert known.spread.fast_on[1] == pytest.approx((1 + MEASURED_SPREAD) ** -2)
     assert known.spread.fast_on[2] == pytest.approx((1 + FITTED_SPREAD) ** -2)
     [told] = [line for line in ask(asking, job_body(options__max_workers=2)).evidence if line.startswith("speed (")]
@@ -265,7 +329,7 @@ def test_many_runs_tell_their_own_spread(asking, promising):
     for rate in (512.0, 640.0, 640.0, 640.0, 650.0):
         run_once(asking, promising, workers=(1,), rates=(rate,))
     request = JobIn.model_validate(job_body(options__max_workers=1), strict=False)
-    known = experience_of(promising.view(), request, family_of(request), promising.source_store.holds)
+    known = experience_of(promising.view(), request, promising.source_store.holds)
     assert known.spread.source == "history of 5 runs"
     assert known.spread.fast_on[1] == pytest.approx(1.25**-2)
     assert known.steps_per_s[1] == pytest.approx(512.0 / 64)
@@ -278,7 +342,7 @@ def test_an_exact_job_is_not_promised_by_the_speed_of_plain_runs(asking, promisi
         request = JobIn.model_validate(
             job_body(options__max_workers=1, options__num_virtual_shards=shards), strict=False
         )
-        known[shards] = experience_of(promising.view(), request, family_of(request), promising.source_store.holds)
+        known[shards] = experience_of(promising.view(), request, promising.source_store.holds)
     assert 1 in known[None].steps_per_s
     assert not known[4].steps_per_s
 

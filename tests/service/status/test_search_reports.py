@@ -269,6 +269,7 @@ def test_what_earlier_runs_of_the_function_have_shown_is_known_at_submission(ask
     assert search.earlier[0].step_s == pytest.approx(1.6 * record.job.menu.options[0].step_s)
     assert job["search"]["num_earlier"] == 1
     assert quoted(asking, **DEADLINE)["search"]["num_earlier"] == 1
+    assert quoted(asking, **DEADLINE, name="renamed")["search"]["num_earlier"] == 1
     other = submitted(asking, **DEADLINE, source__text="def fit(ctx):\n    return 2\n")
     assert connected.view().jobs[other["job_id"]].job.search.earlier == (), "another text is another function"
 

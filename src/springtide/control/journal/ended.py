@@ -1,7 +1,7 @@
 """The workloads that ended long ago, each in a row of its own.
 
-A job is found by its id, its name, the key of its submission or the Kubernetes object that it stands for, a removed
-service by its id. No plan depends on them. A row that is not as it was written is left out.
+A job is found by its id, its name, its code, the key of its submission or the Kubernetes object that it stands for, a
+removed service by its id. No plan depends on them. A row that is not as it was written is left out.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ TABLES = (
     "CREATE INDEX IF NOT EXISTS @ended_by_name ON @ended (name, ended_at_s)",
     "CREATE INDEX IF NOT EXISTS @ended_by_key ON @ended (submit_key)",
     "CREATE INDEX IF NOT EXISTS @ended_by_owner ON @ended (owner)",
+    # The code that a job ran. Jobs that were put here by older versions have no row.
+    "CREATE TABLE IF NOT EXISTS @ended_code (id TEXT PRIMARY KEY, ended_at_s REAL NOT NULL, code TEXT NOT NULL) STRICT",
+    "CREATE INDEX IF NOT EXISTS @ended_code_by_code ON @ended_code (code, ended_at_s)",
     # Of a job that retention has dropped: the hash of its id, and when it ended.
     "CREATE TABLE IF NOT EXISTS @dropped (id_hash INTEGER PRIMARY KEY, ended_at_s REAL NOT NULL) STRICT",
 )
@@ -65,6 +68,10 @@ class EndedJobsLike(Protocol):
 
     def named(self, name: str, limit: int) -> Sequence[JobRecord]:
         """The jobs of that name, the newest first."""
+        ...
+
+    def of_code(self, code: str, limit: int) -> Sequence[JobRecord]:
+        """The jobs that ran that code (TrainingJob.code), the newest first, whatever their names."""
         ...
 
     def with_key(self, key: str) -> JobRecord | None:
@@ -108,6 +115,10 @@ class NoEndedJobs:
         return None
 
     def named(self, name: str, limit: int) -> Sequence[JobRecord]:
+        """None."""
+        return ()
+
+    def of_code(self, code: str, limit: int) -> Sequence[JobRecord]:
         """None."""
         return ()
 
@@ -162,6 +173,11 @@ class EndedJobs:
                     "VALUES (?, ?, ?, ?, ?, ?, ?)",
                     *(row_id, at_s, *columns, content, _checksum(genesis, row_id, at_s, content)),
                 )
+                if code := _code_of(ended):
+                    self._db.query("DELETE FROM @ended_code WHERE id = ?", row_id)
+                    self._db.query(
+                        "INSERT INTO @ended_code (id, ended_at_s, code) VALUES (?, ?, ?)", row_id, at_s, code
+                    )
 
     def get(self, job_id: WorkloadId) -> EndedJob | None:
         """The job of that id; None if there is none. Raises JournalError."""
@@ -170,6 +186,12 @@ class EndedJobs:
     def named(self, name: str, limit: int) -> Sequence[JobRecord]:
         """The jobs of that name, the newest first. Raises JournalError."""
         return [job.record for job in self._jobs("name = ? ORDER BY ended_at_s DESC LIMIT ?", name, limit)]
+
+    def of_code(self, code: str, limit: int) -> Sequence[JobRecord]:
+        """The jobs that ran that code, the newest first. Raises JournalError."""
+        newest = "SELECT id FROM @ended_code WHERE code = ? ORDER BY ended_at_s DESC LIMIT ?"
+        found = self._jobs(f"id IN ({newest}) ORDER BY ended_at_s DESC", code, limit) if code else ()
+        return [job.record for job in found if job.record.job.code == code]
 
     def with_key(self, key: str) -> JobRecord | None:
         """The job that was submitted with a key of which the journal holds this digest. Raises JournalError."""
@@ -236,6 +258,7 @@ class EndedJobs:
                     self._db.query("DELETE FROM @dropped WHERE id_hash = ?", _hash(job_id))
                     self._db.query("INSERT INTO @dropped (id_hash, ended_at_s) VALUES (?, ?)", _hash(job_id), at_s)
                     self._db.query("DELETE FROM @ended WHERE id = ?", job_id)
+                    self._db.query("DELETE FROM @ended_code WHERE id = ?", job_id)
         forgotten_s = now_s - _DROPPED_KEPT * ended_s
         if forgotten_s > 0.0:
             self._db.query("DELETE FROM @dropped WHERE ended_at_s < ?", forgotten_s)
@@ -300,6 +323,10 @@ def _columns_of(ended: Ended) -> tuple[str, float, str, str, str]:
     job = ended.record.job
     uid = "" if job.container is None else job.container.owner_uid
     return job.job_id, ended.record.lifecycle.ended_at_s or 0.0, uid, job.name, _key(job.submit_key)
+
+
+def _code_of(ended: Ended) -> str:
+    return ended.record.job.code if isinstance(ended, EndedJob) else ""
 
 
 def _service_row(service_id: WorkloadId) -> str:

@@ -20,12 +20,12 @@ from springtide.service.quotes.function_quote import quote_on_functions
 from springtide.service.quotes.place_choice import answer_of, choose_place, with_other_place
 from springtide.service.status.sharing import SharingReports
 from springtide.service.submission import sources
-from springtide.service.submission.experience import exact_evidence, experience_of
+from springtide.service.submission.experience import exact_evidence, experience_of, unlike_evidence
 from springtide.service.submission.function_checks import check_container, check_functions, check_machines
 from springtide.service.submission.function_menus import menus_of, service_of
 from springtide.service.submission.schemas import JobIn, check_job, placed
 from springtide.service.submission.shares import check_devices
-from springtide.service.submission.submission import family_of, make_job
+from springtide.service.submission.submission import make_job
 
 # Quotes are computed one at a time, so that many callers do not slow down the control loop. A caller waits this long.
 MAX_WAIT_S = 20.0
@@ -48,7 +48,7 @@ class LiveQuotes:
         self._platform.source_store.import_root(request.source.import_root)
         with self.turn(MAX_WAIT_S):
             view = self._platform.view()
-            known = experience_of(view, request, family_of(request), self._platform.source_store.holds)
+            known = experience_of(view, request, self._platform.source_store.holds)
             snapshot = self._platform.snapshot()
             source = request.source
             entrypoint = Entrypoint(
@@ -69,7 +69,7 @@ class LiveQuotes:
                     usd_per_device_hour=self._platform.usd_per_device_hour,
                     policy_name=view.policy,
                 )
-                evidence = (*found.evidence, *exact_evidence(request, known))
+                evidence = (*found.evidence, *unlike_evidence(known), *exact_evidence(request, known))
                 enforced = self._shares.enforced(job.share)
                 each = job.devices_each
                 return replace(found, share=job.share, enforced=enforced, devices_each=each, evidence=evidence)
@@ -82,8 +82,8 @@ class LiveQuotes:
                     raise InvalidRequest(f"no profile of its layers came with it: {ONLY_DECLARED}")
                 check_job(asked)
                 check_functions(asked)
-                family, has_store = family_of(request), self._platform.has_parameter_store
-                menus = menus_of(view, request, family, snapshot.now_s, has_parameter_store=has_store)
+                has_store = self._platform.has_parameter_store
+                menus = menus_of(view, request, known.family, snapshot.now_s, has_parameter_store=has_store)
                 job = make_job(request, job_id, entrypoint, snapshot.now_s, known, menu=menus.menu, search=menus.search)
                 policy = self._platform.make_policy()
                 return quote_on_functions(snapshot, policy, job, menus, policy_name=view.policy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -15,14 +16,17 @@ from springtide.core.function_search import BatchPhase, steps_of
 from springtide.core.job_parts import EXACT_COST, JobOutcome
 from springtide.core.workload import JobState, SpeedBelief, TrainingJob
 from springtide.perf.curve import fit_scaling
-from springtide.service.lookup import newest_jobs
+from springtide.service.lookup import runs_of_code
 from springtide.service.ports import ViewLike
-from springtide.service.submission.option_models import JobOptionsIn
+from springtide.service.submission import sources
+from springtide.service.submission.option_models import JobOptionsIn, packages_of
+from springtide.service.submission.request_digest import digest
 from springtide.service.submission.schemas import JobIn, adaptive_batch
+from springtide.service.submission.shares import share_of, speed_text
 
 # The newest runs of a function that are used, at most.
 MAX_RUNS = 10
-# The newest jobs of the same name whose source is compared with the request's, at most.
+# The newest jobs of the same code, and of the same name, that are compared with the request, at most.
 MAX_COMPARED = 100
 # Runs of one function differ by the machine's other load, its temperature and its caches: ten per cent either way are
 # assumed, and thirty where a number of workers was not measured but follows from the fitted curve.
@@ -38,7 +42,8 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
 
     `steps_per_s` is the slow end of what was measured, so that promises made with it hold in four of five runs or more;
     `belief` says by how much it is slower. `outcomes` are those that tell how far such speeds were off. `exact_cost` is
-    what a step of an exact job was measured to cost beside a plain one, and on which job.
+    what a step of an exact job was measured to cost beside a plain one, and on which job. `family` is that of the runs
+    that learn from this one; `unlike` says why no earlier run tells its speed, empty where one does.
     """
 
     total_steps: int | None = None
@@ -47,16 +52,40 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
     belief: SpeedBelief | None = None
     outcomes: tuple[JobOutcome, ...] = ()
     exact_cost: tuple[float, str] | None = None
+    family: str = ""
+    unlike: str = ""
 
 
-def experience_of(view: ViewLike, request: JobIn, family: str, holds: Callable[[str, str], bool]) -> Experience:
+def experience_of(view: ViewLike, request: JobIn, holds: Callable[[str, str], bool]) -> Experience:
     """Return what is known of the job: what the request declares, else what earlier runs of the same code measured.
 
-    Runs count whose name, function, parameters and global batch size are the same, and whose code is: by their family,
-    or by the source text. `holds(address, text)` says whether the source at an address is this text.
+    Runs count whose code, parameters and global batch size are the same; one of another name counts if its environment
+    is the same, too. `holds(address, text)` says whether the source at an address is this text.
+
+    Raises InvalidRequest, CapacityError as `code_of` does.
     """
-    runs = _earlier_runs(view, request, family, holds)
-    return replace(_speed_of(view, request, runs), exact_cost=_exact_cost(request, runs))
+    known = _earlier_runs(view, request, holds)
+    speed = _speed_of(view, request, known.runs)
+    exact_cost = _exact_cost(request, known.runs)
+    return replace(speed, exact_cost=exact_cost, family=known.family, unlike=known.unlike)
+
+
+def code_of(request: JobIn) -> str:
+    """The digest of the code of a request, and of what of its workers' devices its speed depends on.
+
+    The same code is a function or a script of the same syntax tree that reaches the same: no comment, no print, no name
+    of the file, of the function or of the job and no other deadline makes it another one.
+    """
+    source = request.source
+    code = sources.identity_of(source)
+    if not code:
+        files = "".join(f"\0{name}\0{text}" for name, text in sorted(source.files.items()))
+        code = source.object_name + source.text + files
+    if source.kind == "script":
+        # The number of workers of a plain one cannot change, and often it cuts its batches and its steps by it.
+        workers = source.library or str(request.options.max_workers)
+        code += "".join(f"\0{argument}" for argument in (*source.args, workers))
+    return digest(code + speed_text(request))[:12]
 
 
 def _speed_of(view: ViewLike, request: JobIn, runs: list[JobRecord]) -> Experience:
@@ -111,6 +140,11 @@ def _exact_cost(request: JobIn, runs: list[JobRecord]) -> tuple[float, str] | No
     return None
 
 
+def unlike_evidence(known: Experience) -> tuple[str, ...]:
+    """What a quote says where no earlier run tells the speed."""
+    return (known.unlike,) if known.unlike and not known.steps_per_s else ()
+
+
 def exact_evidence(request: JobIn, known: Experience) -> tuple[str, ...]:
     """What a quote says of the price of exact results, if the job asks for them."""
     num_shards = request.options.num_virtual_shards
@@ -137,34 +171,94 @@ def phases_of(options: JobOptionsIn) -> tuple[BatchPhase, ...]:
     return tuple(BatchPhase(**phase.model_dump()) for phase in options.batch_schedule)
 
 
-def _earlier_runs(view: ViewLike, request: JobIn, family: str, holds: Callable[[str, str], bool]) -> list[JobRecord]:
-    """Earlier runs of the same code, the newest first."""
-    found: list[JobRecord] = []
+class _EarlierRuns(msgspec.Struct, frozen=True):
+    """The runs that count, the newest first, the family that the request belongs to, and why none counts."""
+
+    runs: list[JobRecord]
+    family: str
+    unlike: str
+
+
+def _earlier_runs(view: ViewLike, request: JobIn, holds: Callable[[str, str], bool]) -> _EarlierRuns:
+    """Earlier runs of the same code.
+
+    The family is that of the newest one that does the same work, else of the newest one of that name, else a new one: a
+    name tells apart only what the code is given, by parameters or by its environment.
+    """
+    code, found, unlike = code_of(request), [], ""
+    families: dict[bool, str] = {}
     num_compared = 0
-    for record in newest_jobs(view, request.name, MAX_COMPARED):
+    for record in runs_of_code(view, code, request.name, MAX_COMPARED):
         job = record.job
-        is_alike = (
-            job.entrypoint.object_name == request.source.object_name
-            and job.entrypoint.kind == request.source.kind
-            and (not job.has_own_batch or _is_same_call(job, request))
-            and job.global_batch_size == request.options.global_batch_size
-            and job.batch == adaptive_batch(request.options)
-            and (request.options.num_virtual_shards is None or _has_same_shards(job, request))
-            and job.length_unit == request.options.length_unit
-            and job.params == request.options.params
-            and bool(record.learnt.throughput_samples_per_s)
-            # The speed of functions says nothing about the platform's machines.
-            and not job.is_on_functions
-        )
-        if not is_alike:
-            continue
-        num_compared += 1
-        is_of_family = bool(family) and job.family == family
-        if is_of_family or holds(job.entrypoint.source_path, request.source.text):
+        is_namesake, is_same_work = job.name == request.name, _is_same_work(job, request)
+        is_same_code = job.code == code
+        if is_same_code and (is_namesake or is_same_work):
+            families.setdefault(is_same_work, job.family)
+        difference = _difference(record, request, is_close=is_namesake or is_same_work)
+        num_compared += not difference
+        if not difference and (is_same_code or _is_same_text(job, request, holds)):
             found.append(record)
+        elif not unlike:
+            unlike = f"{job.job_id} tells nothing of it: {difference if is_same_code else 'its code is another'}"
         if len(found) == MAX_RUNS or num_compared == MAX_COMPARED:
             break
-    return found
+    family = families.get(True) or families.get(False) or f"{request.name}-{code}"
+    nothing = f"no run of this code, and none named {request.name}, is known here"
+    return _EarlierRuns(found, family, "" if found else unlike or nothing)
+
+
+def _difference(record: JobRecord, request: JobIn, *, is_close: bool) -> str:
+    """Why a run tells nothing of the speed of a request, apart from its code; empty if it does.
+
+    `is_close` says whether its name is the same, or all that its code is given.
+    """
+    job, options = record.job, request.options
+    checks = (
+        (job.entrypoint.kind == request.source.kind, f"it is a {job.entrypoint.kind}"),
+        (not job.has_own_batch or _is_same_call(job, request), "its arguments or its workers are others"),
+        (job.params == options.params, f"it has other values of {_differing(job.params, options.params)}"),
+        (is_close, "its environment, its packages or the folder that it imports from are others"),
+        (job.global_batch_size == options.global_batch_size, f"its global batch is {job.global_batch_size}"),
+        (job.batch == adaptive_batch(options), "the bounds of its batch are others"),
+        (job.length_unit == options.length_unit, f"its length is counted by {job.length_unit}"),
+        (
+            options.num_virtual_shards is None or _has_same_shards(job, request),
+            "it is not exact with as many shards",
+        ),
+        # The speed of functions says nothing about the platform's machines.
+        (not job.is_on_functions, "it runs on functions"),
+        (bool(record.learnt.throughput_samples_per_s), "no speed was measured of it"),
+    )
+    return next((told for is_alike, told in checks if not is_alike), "")
+
+
+def _differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    return ", ".join(sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name)))
+
+
+def _is_same_work(job: TrainingJob, request: JobIn) -> bool:
+    """Whether a run of the same code is given the same, so that it does the same whatever its name is."""
+    options, entrypoint = request.options, job.entrypoint
+    # Neighbours of the source that were sent with it are beside it, and in its code.
+    is_own = entrypoint.import_root == os.path.dirname(entrypoint.source_path)
+    return (
+        job.params == options.params
+        and job.env == options.env
+        and job.packages == packages_of(options)
+        and ("" if is_own else entrypoint.import_root) == request.source.import_root
+    )
+
+
+def _is_same_text(job: TrainingJob, request: JobIn, holds: Callable[[str, str], bool]) -> bool:
+    """Whether a run has the same source under the same name, though digests of code were others when it came."""
+    source, options = request.source, request.options
+    return (
+        job.name == request.name
+        and job.entrypoint.object_name == source.object_name
+        and not source.files
+        and (job.share, job.devices_each) == (share_of(options.share), options.devices_each)
+        and holds(job.entrypoint.source_path, source.text)
+    )
 
 
 def _has_same_shards(job: TrainingJob, request: JobIn) -> bool:

@@ -12,7 +12,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import MAX_MEASUREMENTS, FunctionMeasurement, FunctionSearch
 from springtide.core.functions import FunctionMenu, FunctionOption, FunctionService, ModelProfile
 from springtide.core.workload import Goal, TrainingJob
-from springtide.service.lookup import newest_jobs
+from springtide.service.lookup import runs_of_code
 from springtide.service.ports import ViewLike
 from springtide.service.submission.option_models import JobOptionsIn
 
@@ -100,8 +100,9 @@ def earlier_measurements(
         return []
     kept: list[FunctionMeasurement] = []
     num_runs = 0
-    # The id of a family begins with the name that all its jobs have.
-    for record in newest_jobs(view, family.rpartition("-")[0], MAX_RUNS):
+    # A family ends with the digest of its code, and begins with the name of its first job.
+    name, _, code = family.rpartition("-")
+    for record in runs_of_code(view, code, name, MAX_RUNS):
         job = record.job
         if job.family != family or not record.learnt.measurements or not _is_comparable(job, service, search):
             continue

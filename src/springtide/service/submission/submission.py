@@ -81,7 +81,7 @@ from springtide.service.submission.schemas import (
     check_service,
     placed,
 )
-from springtide.service.submission.shares import check_devices, check_parts, check_share, share_of, speed_text
+from springtide.service.submission.shares import check_devices, check_parts, check_share, share_of
 from springtide.service.submission.unfinished import check_unfinished
 from springtide.storage.secrets import are_kept, keep_secrets
 
@@ -121,8 +121,9 @@ class SubmissionService:
         check_container(request.container, has_pods=container is not None)
         check_rules(SUBMISSION_RULES, checked_values(request.options), JOB_WORDS["rest"])
         sources.check_source(request.source)
-        import_root = self._platform.source_store.import_root(request.source.import_root)
-        sent = folder_of(request, self._platform.source_store.contents)
+        source_store = self._platform.source_store
+        import_root = source_store.import_root(request.source.import_root)
+        sent = folder_of(request, source_store.contents)
         submit_key = _submit_key(key, request)
         with (
             self._exclusive(f"key {submit_key.partition('.')[0]}" if submit_key else ""),
@@ -140,18 +141,19 @@ class SubmissionService:
             request, place_reason = self._placed(request)
             # Planned before anything is written: a model with a layer that fits no function is refused here.
             menu = search = None
+            experience = experience_of(view, request, source_store.holds)
             check_devices(view, request, has_pods=container is not None)
             if request.options.on == "functions":
                 menus = menus_of(
                     view,
                     request,
-                    family_of(request),
+                    experience.family,
                     self._platform.now_s(),
                     has_parameter_store=self._platform.has_parameter_store,
                 )
                 menu, search = menus.menu, menus.search
             job_id = draw_job_id(request.name, submit_key)
-            source_store, place = self._platform.source_store, sources.job_place(job_id, request.source)
+            place = sources.job_place(job_id, request.source)
             if not source_store.may_write(place, request.source):
                 # An earlier submission whose client gave up may still be running: its source must not change.
                 raise Conflict(f"this Idempotency-Key was used for {job_id} with another source; use a new key")
@@ -162,7 +164,6 @@ class SubmissionService:
                 folder = sent[0]
                 address = source_store.write_folder(job_id, *sent, address)
             entrypoint = sources.entrypoint_of(request.source, address, import_root, folder)
-            experience = experience_of(view, request, family_of(request), source_store.holds)
             job = make_job(request, job_id, entrypoint, self._platform.now_s(), experience, submit_key, menu, search)
             secrets_kept = keep_secrets(self._platform.workload_dir(job_id), request.options.secrets)
             job = replace(job, container=container, place_reason=place_reason, secrets=secrets_kept)
@@ -512,7 +513,7 @@ def make_job(
         profile_steps_per_s=dict(experience.steps_per_s) if menu is None else {},
         belief=experience.belief if menu is None else None,
         batch=batch,
-        family=family_of(request),
+        family=experience.family,
         step_profile=_step_profile(options),
         menu=menu,
         search=search,
@@ -529,24 +530,6 @@ def _step_profile(options: JobOptionsIn) -> StepProfile | None:
     if options.step_profile is None:
         return None
     return convert(options.step_profile.model_dump(), StepProfile)
-
-
-def family_of(request: JobIn) -> str:
-    """An id for runs of the same code, which learn from each other.
-
-    The same code is a function or a script of the same syntax tree that reaches the same: no comment, no print and no
-    other deadline makes it another one.
-    """
-    source = request.source
-    code = sources.identity_of(source)
-    if not code:
-        files = "".join(f"\0{name}\0{text}" for name, text in sorted(source.files.items()))
-        code = source.object_name + source.text + files
-    if source.kind == "script":
-        # The number of workers of a plain one cannot change, and often it cuts its batches and its steps by it.
-        workers = source.library or str(request.options.max_workers)
-        code += "".join(f"\0{argument}" for argument in (*source.args, workers))
-    return f"{request.name}-{digest(code + speed_text(request))[:12]}"
 
 
 def _refuse_ended(record: JobRecord, verb: str) -> None:
