@@ -10,6 +10,7 @@ import functools
 import importlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,6 +78,9 @@ class TrainerFit:
         # A state that came before the loop began, and what it is still to be used for.
         self._loaded: dict[str, Any] | None = None
         self._is_taken_up = True
+        # Whether the leader has written what was to be saved after the newest step, and what saves it.
+        self._is_saved: Callable[[], bool] = lambda: True
+        self._save_again: Callable[[], None] = lambda: None
         # The program's own Trainer and callbacks, and what has changed in their plain attributes.
         self._own: dict[str, Any] = {}
         self._changed = ChangedValues({})
@@ -189,6 +193,9 @@ class TrainerFit:
         state.is_world_process_zero = state.is_local_process_zero = is_leader
         if self._is_running and is_leader and not was_leader:
             self._take_over_reports()
+            if not self._is_saved():
+                # The leader before this one was lost in saving, and nothing was trained since.
+                self._save_again()
 
     def _take_over_reports(self) -> None:
         """Have callbacks make what they made on the leader alone, as the training began: bars of progress, runs."""
@@ -268,11 +275,14 @@ class TrainerFit:
 
     def _save(self, save: Callable[..., None], model: Any, trial: Any) -> None:
         save(model, trial)
-        state = self._trainer.state
+        state, folder = self._trainer.state, self._trainer._get_output_dir(trial=trial)
         if state.best_global_step:
             # The leader may be about to write it.
-            folder = self._trainer._get_output_dir(trial=trial)
             state.best_model_checkpoint = f"{folder}/checkpoint-{state.best_global_step}"
+        # What a checkpoint gets last.
+        step, path = state.global_step, Path(folder) / f"checkpoint-{state.global_step}" / "trainer_state.json"
+        self._is_saved = lambda: state.global_step != step or path.exists()
+        self._save_again = lambda: save(model, trial)
 
     def _load_best(self, load: Callable[[], None]) -> None:
         end_s = time.monotonic() + _BEST_MODEL_WAIT_S
