@@ -202,6 +202,7 @@ SAVING = PROGRAM.replace(
         if self.is_world_process_zero() and not os.path.exists(dying):
             open(dying, "w").close()
             os.kill(os.getpid(), 9)
+        time.sleep(0.5 * self.is_world_process_zero())
         super().save_model(*arguments, **keywords)
 
 trainer = Saving(""",
@@ -210,11 +211,12 @@ trainer = Saving(""",
 
 def test_what_a_leader_was_lost_in_saving_is_saved(make_program):
     plane = make_program(SAVING, step_s=0.02)
-    plane.start_group("a", "b")
+    plane.start_group("a", "b", "c")
     plane.wait(lambda: "a" in plane.exits, "the end of the leader")
-    plane.form("b", forced=True)
+    plane.form("b", "c", forced=True)
     plane.wait_finished()
     assert (plane.work_dir / "dying").exists()
+    assert "Could not locate the best model" not in plane.logs()
     saved = sorted((plane.work_dir / "out").glob("checkpoint-*/trainer_state.json"))
     assert [path.parent.name for path in saved] == ["checkpoint-16", "checkpoint-32", "checkpoint-48"]
     assert all((path.parent / "model.safetensors").exists() for path in saved)

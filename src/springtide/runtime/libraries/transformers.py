@@ -23,6 +23,8 @@ from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
 
 # Stands for the checkpoint's folder where the state came from another worker or from the platform's checkpoint.
 _TAKEN = "<springtide>"
+# What a checkpoint of the Trainer gets last.
+_WRITTEN_LAST = "trainer_state.json"
 _BEST_MODEL_WAIT_S = 120.0
 
 
@@ -279,13 +281,16 @@ class TrainerFit:
         if state.best_global_step:
             # The leader may be about to write it.
             state.best_model_checkpoint = f"{folder}/checkpoint-{state.best_global_step}"
-        # What a checkpoint gets last.
-        step, path = state.global_step, Path(folder) / f"checkpoint-{state.global_step}" / "trainer_state.json"
+        step, path = state.global_step, Path(folder) / f"checkpoint-{state.global_step}" / _WRITTEN_LAST
         self._is_saved = lambda: state.global_step != step or path.exists()
         self._save_again = lambda: save(model, trial)
 
     def _load_best(self, load: Callable[[], None]) -> None:
         end_s = time.monotonic() + _BEST_MODEL_WAIT_S
+        written = Path(self._trainer.state.best_model_checkpoint or "") / _WRITTEN_LAST
+        while self._loop.rank and not written.exists() and time.monotonic() < end_s:
+            # Where there is no model, transformers only warns.
+            time.sleep(0.1)
         while True:
             try:
                 return load()
