@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 
 import pytest
@@ -160,6 +161,21 @@ def test_a_scheduler_that_was_not_prepared_is_told_of(train, capsys):
 
     train(fit, exact=False)
     assert capsys.readouterr().err.count("a scheduler that was not prepared") == 1
+
+
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_an_average_that_was_not_prepared_is_told_of(train, capsys, is_prepared):
+    def fit(ctx, *objects):
+        model = torch.nn.Linear(4, 1)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        model, _, *_ = ctx.prepare(model, sgd, *([average] if is_prepared else []))
+        for batch in ctx.batches(X):
+            ctx.step(loss_of(model, batch))
+            average.update_parameters(model)
+
+    gc.collect()
+    train(fit, exact=False)
+    assert capsys.readouterr().err.count("an AveragedModel that was not prepared") == (not is_prepared)
 
 
 def test_optimizers_take_turns_on_a_batch_as_in_a_plain_loop(train):

@@ -235,7 +235,8 @@ STRAY = """
 import torch
 
 def fit(ctx):
-    model, optimizer = ctx.prepare(torch.nn.Linear(4, 1), lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.BatchNorm1d(1))
+    model, optimizer = ctx.prepare(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5)
     for batch in ctx.batches(torch.ones(64, 4)):
         ctx.step(model(batch.x).mean())
@@ -243,11 +244,12 @@ def fit(ctx):
 """
 
 
-def test_a_scheduler_that_was_not_prepared_is_told_of_once(make_plane):
-    plane = make_plane(STRAY)
+def test_a_scheduler_that_was_not_prepared_and_batch_normalisation_are_told_of_once(make_plane):
+    plane = make_plane(STRAY, max_workers=2, exact=False)
     plane.start_group("a")
     plane.wait_finished()
     assert plane.logs().count("a scheduler that was not prepared") == 1
+    assert plane.logs().count("the model has batch normalisation") == 1
 
 
 # What many loops do: something at the end of an epoch, and a count of epochs. #end says how the loop finds the end.

@@ -172,3 +172,15 @@ def test_a_mean_over_weights_of_classes_counts_for_these(tmp_path, fields, capsy
     assert "weight=" not in capsys.readouterr().err
     gradient(True)
     assert capsys.readouterr().err.count("step(loss, weight=(labels") == 1
+
+
+def test_a_loss_that_parts_do_not_add_up_to_is_told_of_once(tmp_path, capsys):
+    def fit(ctx):
+        model, _ = ctx.prepare(nn.Linear(1, 1), lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+        for batch in ctx.batches(torch.ones(16, 1)):
+            ctx.step(model(batch.x).square().mean().sqrt())
+
+    run_local(
+        fit, make_job(tmp_path, "", global_batch_size=8, num_epochs=2, exact=False), tmp_path / "out", lambda line: None
+    )
+    assert capsys.readouterr().err.count("the loss is no sum over samples") == 1

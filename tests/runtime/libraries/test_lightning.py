@@ -212,6 +212,37 @@ def test_a_restart_goes_on_from_the_checkpoint(make_program, undisturbed):
     assert_as(third, expected)
 
 
+SAVES = """
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+class Files(TorchCheckpointIO):
+    def save_checkpoint(self, checkpoint, path, storage_options=None):
+        dying = os.path.join(folder, "dying")
+        if checkpoint["epoch"] == 1 and not os.path.exists(dying):
+            open(dying, "w").close()
+            os.kill(os.getpid(), 9)
+        super().save_checkpoint(checkpoint, path, storage_options)
+
+best = ModelCheckpoint(os.path.join(folder, "saved"), "{epoch}", monitor="val_loss", save_top_k=-1)
+"""
+# Its first leader dies as it begins to save what the second epoch has learned.
+SAVING = PROGRAM.replace("callbacks=[Look()]", "callbacks=[Look(), best], plugins=[Files()]").replace(
+    "trainer = L.Trainer(", SAVES + "trainer = L.Trainer("
+)
+
+
+def test_what_a_leader_was_lost_in_saving_is_saved(make_program):
+    plane = make_program(SAVING, step_s=0.02)
+    plane.start_group("a", "b")
+    plane.wait(lambda: "a" in plane.exits, "the end of the leader")
+    plane.form("b", forced=True)
+    plane.wait_finished()
+    assert (plane.work_dir / "dying").exists()
+    saved = sorted(path.name for path in (plane.work_dir / "saved").iterdir())
+    assert saved == [f"epoch={number}.ckpt" for number in range(4)]
+
+
 def test_loggers_of_the_program_note_each_resize(make_program):
     plane = make_program(
         PROGRAM.replace("enable_progress", "logger=CSVLogger(folder), enable_progress").replace(

@@ -193,6 +193,35 @@ def test_a_member_that_missed_a_step_steps_nothing_twice(make_program, undisturb
     assert_as(plane, expected)
 
 
+# Its first leader dies as it begins to save what the first epoch has learned.
+SAVING = PROGRAM.replace(
+    "trainer = Trainer(",
+    """class Saving(Trainer):
+    def save_model(self, *arguments, **keywords):
+        dying = os.path.join(folder, "dying")
+        if self.is_world_process_zero() and not os.path.exists(dying):
+            open(dying, "w").close()
+            os.kill(os.getpid(), 9)
+        time.sleep(0.5 * self.is_world_process_zero())
+        super().save_model(*arguments, **keywords)
+
+trainer = Saving(""",
+)
+
+
+def test_what_a_leader_was_lost_in_saving_is_saved(make_program):
+    plane = make_program(SAVING, step_s=0.02)
+    plane.start_group("a", "b", "c")
+    plane.wait(lambda: "a" in plane.exits, "the end of the leader")
+    plane.form("b", "c", forced=True)
+    plane.wait_finished()
+    assert (plane.work_dir / "dying").exists()
+    assert "Could not locate the best model" not in plane.logs()
+    saved = sorted((plane.work_dir / "out").glob("checkpoint-*/trainer_state.json"))
+    assert [path.parent.name for path in saved] == ["checkpoint-16", "checkpoint-32", "checkpoint-48"]
+    assert all((path.parent / "model.safetensors").exists() for path in saved)
+
+
 @only_in_full
 def test_a_restart_goes_on_from_the_checkpoint(make_program, undisturbed):
     expected = undisturbed.of(PROGRAM, {})

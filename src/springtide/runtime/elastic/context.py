@@ -441,11 +441,9 @@ class ElasticContext:
         if is_made and not self._is_checked:
             self._is_checked = True
             if self._prepared is not None and self._prepared.has_stray_scheduler():
-                sys.stderr.write(
-                    "springtide: the optimizer has a scheduler that was not prepared, so that it starts anew in a "
-                    "worker that joins and after a restart; call ctx.prepare(model, optimizer, scheduler), or in a "
-                    "script springtide.adopt(model, optimizer, scheduler)\n"
-                )
+                _tell_stray("the optimizer has a scheduler", "scheduler")
+            if self._prepared is not None and self._prepared.has_stray_average():
+                _tell_stray("there is an AveragedModel", "average")
         return is_made
 
     def _place_of(self, optimizer: Any) -> int:
@@ -580,3 +578,10 @@ def _part_ids(task: tuple[GlobalBatch, int, tuple[int, int]]) -> PartIds:
 def _state_dir_of(work_dir: Path) -> Path | None:
     """The platform's state directory if `work_dir` is <state>/workloads/<id>, else None."""
     return work_dir.parents[1] if work_dir.parent.name == "workloads" else None
+
+
+def _tell_stray(what: str, name: str) -> None:
+    sys.stderr.write(
+        f"springtide: {what} that was not prepared, so that it starts anew in a worker that joins and after a restart; "
+        f"call ctx.prepare(model, optimizer, {name}), or in a script springtide.adopt(model, optimizer, {name})\n"
+    )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from springtide.core.errors import CollectiveError, Fenced, StorageError
 from springtide.core.wire.workers import CheckpointWritten, Finished, GroupBrokenReport, Left, Ready, WorkerSpec
@@ -47,6 +48,10 @@ from springtide.runtime.process.exits import WorkerExit
 from springtide.runtime.process.memory import touch_gradients
 from springtide.runtime.process.share_slot import open_slot
 
+_BATCH_NORM = (
+    "the model has batch normalisation, which each worker computes over its part of a batch, so that losses depend on "
+    "how many workers there are; those of GroupNorm or LayerNorm do not, nor do those of one worker, --workers 1"
+)
 _FORM_POLL_S = 0.01
 _LEAVE_WAIT_S = 5.0
 # How long after its return before the last step a function is expected to have returned everywhere.
@@ -141,6 +146,12 @@ class Trainer:
             metrics=self.metrics,
             takes_turns=takes_turns,
         )
+        if (
+            self.job.max_workers > 1
+            and not self.job.exact
+            and any(isinstance(one, _BatchNorm) for one in model.modules())
+        ):
+            _log(_BATCH_NORM)
         # Touch memory pages while no other member waits for this one: here, and while a group is being formed.
         touch_gradients(self._method.payload.parameters)
         self.membership.prepare = self._method.warm
@@ -270,7 +281,7 @@ class Trainer:
         if self._turns.last is not None:
             # What the turn before has exchanged has ended this member's computation.
             self._reporter.step_begins(-(-len(self._batch.ids) // self._group.world_size) if self._group else 0)
-        weight = self._loss_weights.of(loss, weight)
+        weight = self._loss_weights.of(loss, weight, self._part_size)
         loss, root = weighted(loss, self._scaling.scaled(loss), weight, self._part_size)
         self._method.backward(loss, root, place, weight)
         if not self._method.has_part():

@@ -175,9 +175,19 @@ class LightningFit:
 
     def _show_rank(self) -> None:
         """Have Lightning's own checks for the rank follow the group's leader."""
-        self._is_leader = self._loop.is_attached and self._loop.rank == 0
+        was_leader, self._is_leader = self._is_leader, self._loop.is_attached and self._loop.rank == 0
         rank_zero_only = importlib.import_module("lightning_utilities.core.rank_zero").rank_zero_only
         rank_zero_only.rank = 0 if self._is_leader else 1
+        if self._is_leader and not was_leader:
+            self._save_missed()
+
+    def _save_missed(self) -> None:
+        """Save what the leader before this one was lost in saving, if nothing was trained since."""
+        for callback in self._trainer.checkpoint_callbacks:
+            path = getattr(callback, "_last_checkpoint_saved", "")
+            is_now = path and callback._last_global_step_saved == self._trainer.global_step
+            if is_now and not callback._fs.exists(path):
+                self._trainer.save_checkpoint(path, callback.save_weights_only)
 
     # --- where the loop is ------------------------------------------------------------------------------------------
 

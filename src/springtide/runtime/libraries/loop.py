@@ -22,11 +22,11 @@ from springtide.core.errors import CollectiveError, InvalidRequest
 from springtide.runtime.data.shards import GlobalBatch, rank_bounds, seed_everything
 from springtide.runtime.elastic.steps.library import LibrarySteps
 from springtide.runtime.elastic.steps.library_turns import LibraryTurns
+from springtide.runtime.elastic.steps.loss_graph import not_by_samples
 from springtide.runtime.elastic.trainer import Trainer
 from springtide.runtime.libraries.carried import CarriedTensors
 from springtide.runtime.libraries.epoch_range import is_repeated
 from springtide.runtime.libraries.loop_variables import program_frames
-from springtide.runtime.libraries.loss_graph import compares_samples
 from springtide.runtime.libraries.loss_terms import LossTerms
 from springtide.runtime.process.exits import WorkerExit
 
@@ -314,11 +314,8 @@ class LibraryLoop:
                 f"the program carries a tensor with a row for each sample from one batch to the next, in {name!r}, as "
                 "a hidden state; a worker has other rows of each batch once the group has changed"
             )
-        if compares_samples(loss, len(self.part(number))):
-            raise NotDivisible(
-                "the loss compares the samples of a batch with each other, as with in-batch negatives, and workers "
-                "would compare those of their parts only"
-            )
+        if reason := not_by_samples(loss, len(self.part(number))):
+            raise NotDivisible(reason)
 
     def exchange_turn(self, place: int | None) -> Exchanged:
         """Before the optimizer at `place` updates: make the gradients of its parameters those of the whole batch.

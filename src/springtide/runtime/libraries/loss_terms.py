@@ -14,8 +14,8 @@ import torch
 from torch.nn import functional
 
 from springtide.runtime.elastic.steps.library_turns import NUM_TOTALS
+from springtide.runtime.elastic.steps.loss_graph import reads_data
 from springtide.runtime.elastic.steps.loss_means import ignored_index
-from springtide.runtime.libraries.loss_graph import reads_data
 
 # A loss of more terms is weighted by samples.
 _MAX_TERMS = (NUM_TOTALS - 3) // 3

@@ -10,6 +10,7 @@ import functools
 import importlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
 
 # Stands for the checkpoint's folder where the state came from another worker or from the platform's checkpoint.
 _TAKEN = "<springtide>"
+# What a checkpoint of the Trainer gets last.
+_WRITTEN_LAST = "trainer_state.json"
 _BEST_MODEL_WAIT_S = 120.0
 
 
@@ -77,6 +80,9 @@ class TrainerFit:
         # A state that came before the loop began, and what it is still to be used for.
         self._loaded: dict[str, Any] | None = None
         self._is_taken_up = True
+        # Whether the leader has written what was to be saved after the newest step, and what saves it.
+        self._is_saved: Callable[[], bool] = lambda: True
+        self._save_again: Callable[[], None] = lambda: None
         # The program's own Trainer and callbacks, and what has changed in their plain attributes.
         self._own: dict[str, Any] = {}
         self._changed = ChangedValues({})
@@ -189,6 +195,9 @@ class TrainerFit:
         state.is_world_process_zero = state.is_local_process_zero = is_leader
         if self._is_running and is_leader and not was_leader:
             self._take_over_reports()
+            if not self._is_saved():
+                # The leader before this one was lost in saving, and nothing was trained since.
+                self._save_again()
 
     def _take_over_reports(self) -> None:
         """Have callbacks make what they made on the leader alone, as the training began: bars of progress, runs."""
@@ -268,14 +277,20 @@ class TrainerFit:
 
     def _save(self, save: Callable[..., None], model: Any, trial: Any) -> None:
         save(model, trial)
-        state = self._trainer.state
+        state, folder = self._trainer.state, self._trainer._get_output_dir(trial=trial)
         if state.best_global_step:
             # The leader may be about to write it.
-            folder = self._trainer._get_output_dir(trial=trial)
             state.best_model_checkpoint = f"{folder}/checkpoint-{state.best_global_step}"
+        step, path = state.global_step, Path(folder) / f"checkpoint-{state.global_step}" / _WRITTEN_LAST
+        self._is_saved = lambda: state.global_step != step or path.exists()
+        self._save_again = lambda: save(model, trial)
 
     def _load_best(self, load: Callable[[], None]) -> None:
         end_s = time.monotonic() + _BEST_MODEL_WAIT_S
+        written = Path(self._trainer.state.best_model_checkpoint or "") / _WRITTEN_LAST
+        while self._loop.rank and not written.exists() and time.monotonic() < end_s:
+            # Where there is no model, transformers only warns.
+            time.sleep(0.1)
         while True:
             try:
                 return load()

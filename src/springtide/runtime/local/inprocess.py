@@ -160,7 +160,7 @@ class _OneWorker:
         if self._batch is None:
             return
         self._place = place
-        weight = self._loss_weights.of(loss, weight)
+        weight = self._loss_weights.of(loss, weight, self._part_size)
         loss, root = weighted(loss, self._scaling.scaled(loss), weight, self._part_size)
         self._method.backward(loss, root, place, weight)
         if not self._method.has_part():

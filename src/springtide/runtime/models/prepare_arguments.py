@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 from springtide.core.errors import InvalidRequest
 
@@ -31,6 +33,11 @@ class Prepared:
         ]
         known = [getattr(item, "optimizer", None) for item in self.objects]
         return any(not any(optimizer is other for other in known) for optimizer in scheduled)
+
+    def has_stray_average(self) -> bool:
+        """Whether there is an average of weights by torch's AveragedModel that was not prepared."""
+        averages = [thing for thing in gc.get_objects() if issubclass(type(thing), AveragedModel)]
+        return any(not any(one is item for item in [*self.models, *self.objects]) for one in averages)
 
 
 def prepared_arguments(given: Sequence[Any], devices: Sequence[torch.device]) -> Prepared:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from springtide.runtime.elastic.steps.loss_graph import nodes_from, not_by_samples
 
 # Of torch's losses: a mean, not a sum.
 _MEAN = 1
@@ -22,20 +23,24 @@ _NO_WEIGHT = (
 class LossWeights:
     """What losses count for: what user code gives, or the weights of classes that a loss is a mean over.
 
-    A loss that should have a weight and has none is told of once, on standard error.
+    A loss that should have a weight and has none is told of once, on standard error, and so is one that is no sum over
+    samples.
     """
 
     def __init__(self) -> None:
         self._num_looks = _NUM_LOOKS
 
-    def of(self, loss: torch.Tensor, given: float | None) -> float | None:
-        """The weight of a loss; None: its samples count."""
+    def of(self, loss: torch.Tensor, given: float | None, num_samples: int) -> float | None:
+        """The weight of a loss of so many samples; None: its samples count."""
         weight = class_weight(loss) if given is None else given
-        if weight is None and self._num_looks:
+        if self._num_looks:
             self._num_looks -= 1
-            if has_weighted_mean(loss):
+            told = _NO_WEIGHT if weight is None and has_weighted_mean(loss) else ""
+            if reason := not_by_samples(loss, num_samples):
+                told = f"{reason}; give the job one worker, --workers 1, if it is to be that of one"
+            if told:
                 self._num_looks = 0
-                sys.stderr.write(f"springtide: {_NO_WEIGHT}\n")
+                sys.stderr.write(f"springtide: {told}\n")
         return weight
 
 
@@ -62,18 +67,6 @@ def ignored_index(node: Any) -> int:
     """The targets that one of torch's losses ignores."""
     # The graph has an index below 0 as a number without a sign.
     return int(torch.tensor(node._saved_ignore_index, dtype=torch.uint64).view(torch.int64))
-
-
-def nodes_from(root: Any) -> Iterator[Any]:
-    """All nodes of a graph from this one on."""
-    waiting, seen = [root], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        waiting += [one for one, _ in node.next_functions]
 
 
 def _is_mean(node: Any) -> bool:
