@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 
 from kits.service.api_fixtures import job_body, service_body
@@ -10,6 +13,7 @@ from springtide.control.journal.retention import Retention
 from springtide.core.errors import BackendError
 from springtide.core.events import JobFailed
 from springtide.core.resources import make_node
+from springtide.service.lookup import runs_of_code
 
 
 @pytest.fixture
@@ -77,6 +81,25 @@ def test_runs_that_left_the_state_are_known_by_their_code(serve):
     jobs = second.platform.view().jobs
     assert jobs[renamed].job.family == family
     assert jobs[other].job.family.startswith("other-")
+
+
+def test_a_run_of_an_older_version_that_left_the_state_is_known_by_its_name(serve, tmp_path):
+    first = serve()
+    _, job_id = submit(first, "one", source__text="def fit(ctx):\n    return 1\n", options__params={"width": "1"})
+    family = first.platform.view().jobs[job_id].job.family
+    first.client.post(f"/v1/jobs/{job_id}/cancel")
+    first.turn()
+    first.end()
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as journal:
+        journal.execute("DROP TABLE ended_code")
+        journal.commit()
+    second = serve()
+    _, again = submit(second, "two", source__text="def fit(ctx):\n    return 1\n")
+    assert second.platform.view().jobs[again].job.family == family
+    view = second.platform.view()
+    code = family.rpartition("-")[2]
+    assert [record.workload_id for record in runs_of_code(view, code, "digits", 9)] == [again, job_id]
+    assert [record.workload_id for record in runs_of_code(view, code, "other", 9)] == [again]
 
 
 def test_another_body_under_the_key_of_an_ended_job_is_a_conflict(serve):

@@ -17,7 +17,7 @@ from springtide.core.errors import JournalDamaged, JournalError
 from springtide.core.events import JobFailed
 from springtide.core.ports import Step
 
-NUM_STEPS = 150
+NUM_STEPS = 250
 
 
 def steps(number: int) -> list[Step]:

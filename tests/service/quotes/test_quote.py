@@ -290,7 +290,7 @@ def test_a_quote_says_why_a_run_tells_nothing(asking, promising, changes, told):
     first = run_once(asking, promising)
     quoted = ask(asking, job_body(**changes))
     assert quoted.speed_source == "unknown"
-    assert [line for line in quoted.evidence if line.startswith(f"{first} tells nothing of it: {told}")]
+    assert [line for line in quoted.evidence if line.startswith(f"{first} does not count as an earlier run: {told}")]
 
 
 def test_a_quote_says_that_no_run_is_known(asking, promising):

@@ -217,7 +217,11 @@ JOB_OPTIONS: Final[Table] = (
         name="name",
         kind=Name("name"),
         default="",
-        flags={"run": FlagText("--name", "The job's name; its id is made from it.")},
+        flags={
+            "run": FlagText(
+                "--name", "The job's name; its id is made from it. Earlier runs count whatever their names."
+            )
+        },
     ),
     Option(
         name="seed",

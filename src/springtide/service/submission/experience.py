@@ -199,7 +199,8 @@ def _earlier_runs(view: ViewLike, request: JobIn, holds: Callable[[str, str], bo
         if not difference and (is_same_code or _is_same_text(job, request, holds)):
             found.append(record)
         elif not unlike:
-            unlike = f"{job.job_id} tells nothing of it: {difference if is_same_code else 'its code is another'}"
+            why = difference if is_same_code else "its code is another"
+            unlike = f"{job.job_id} does not count as an earlier run: {why}"
         if len(found) == MAX_RUNS or num_compared == MAX_COMPARED:
             break
     family = families.get(True) or families.get(False) or f"{request.name}-{code}"
