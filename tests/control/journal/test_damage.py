@@ -17,7 +17,7 @@ from springtide.core.errors import JournalDamaged, JournalError
 from springtide.core.events import JobFailed
 from springtide.core.ports import Step
 
-NUM_STEPS = 250
+NUM_STEPS = 150
 
 
 def steps(number: int) -> list[Step]:
@@ -81,7 +81,8 @@ def test_no_flipped_bit_of_the_file_changes_what_is_read(whole: Path, tmp_path: 
             assert read(path) == expected, "the bit can only have been where no step is"
         except JournalError:
             noticed += 1
-    assert noticed > part(200, least=60) // 2
+    # About half of the pages of so short a journal belong to tables without a row.
+    assert noticed > part(200, least=60) * 2 // 5
 
 
 def test_every_flipped_bit_of_the_log_is_noticed(tmp_path: Path) -> None:

@@ -80,6 +80,27 @@ def test_a_search_for_devices_in_vain_ends_early(goal, claim, num_sharers, num_p
     assert inner.num_plans == num_plans
 
 
+# That a job is refused is final: all counts are tried before.
+@pytest.mark.parametrize(("refused", "num_plans"), [((), 3), (("x",), 6)])
+def test_where_all_devices_help_one_at_the_cost_of_another_one_device_alone_is_tried(refused, num_plans):
+    class Inner:
+        num_plans = 0
+
+        def decide(self, snapshot):
+            self.num_plans += 1
+            free = snapshot.cluster.device_ids()
+            given = {"w" if len(free) == 1 else "v": PoolAllocation(device_ids=free)}
+            return Plan(allocations=given, rejected=dict.fromkeys(refused, "too late"))
+
+    inner, large = Inner(), Share(request=0.9, limit=1.0)
+    jobs = [with_fields(job(f"t{n}", large), state=JobState.RUNNING, num_replicas=1) for n in range(12)]
+    held = {f"t{n}": ([f"n/{n}"], large) for n in range(12)}
+    waiting = [job(who, workers=(1, 4), goal=Goal(deadline_s=500.0)) for who in ("w", "v", *refused)]
+    plan = decide(Sharing(inner=inner), [*jobs, *waiting], (), held, (make_node("n", 13),))
+    assert places(plan) == {"w": ["n/12"]} | {f"t{n}": [f"n/{n}"] for n in range(12)}
+    assert inner.num_plans == num_plans
+
+
 def test_what_was_asked_in_vain_is_asked_again_seconds_later_or_for_another(plain):
     class Inner:
         num_plans = 0

@@ -34,10 +34,11 @@ def with_what_sharers_yield(
     if not can_help(asking(snapshot, parts, plan)[0], plan):
         return parts, plan, None
     yielded, lacking = _NONE, _lacking(snapshot, parts, plan)
+    most = None
     if len(parts.weak) > FEW:
         # On a full cluster this is often so: one plan with all that can be given up, before a long search.
-        all_parts, all_plan = planned(parts.spare.union(parts.weak))
-        if not lacking - _lacking(snapshot, all_parts, all_plan):
+        most = _lacking(snapshot, *planned(parts.spare.union(parts.weak)))
+        if not lacking - most:
             return parts, plan, _NONE
     if parts.spare:
         other_parts, other_plan = planned(parts.spare)
@@ -45,6 +46,10 @@ def with_what_sharers_yield(
             parts, plan, yielded = other_parts, other_plan, parts.spare
     strong = _without_best_effort(snapshot, _lacking(snapshot, parts, plan)) if parts.weak else set()
     weak = sorted(parts.weak, key=lambda at: at not in before) if can_help(strong, plan) else ()
+    if most is not None and not plan.rejected and not _without_best_effort(snapshot, most) < strong:
+        # With all of them one workload is helped at the cost of another: one device alone may be without harm, and how
+        # many more would be is not searched for, unless a job is refused, which is final.
+        weak = weak[:1]
     for count in _doubling(len(weak)):
         more = yielded.union(weak[:count])
         other_parts, other_plan = planned(more)
