@@ -16,10 +16,11 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from springtide.core.decision import EMPTY, DeviceTrade, PoolAllocation, Snapshot
+from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
 from springtide.perf.curve import curve_of
 from springtide.scheduling.families.candidates import JobCandidates
-from springtide.scheduling.policies.springtide.rows import PromiseRow, num_held
+from springtide.scheduling.policies.springtide.rows import PromiseRow, kept_devices
 from springtide.solvers.reservations.reservation_table import FILL_EFFORT, Entry, ReservationTable
 from springtide.solvers.share_dp import best_shares, marginal_value, shares_along_hulls, work_weights_of_many
 
@@ -87,8 +88,9 @@ class Market:
     """One choice of sizes in one decision. `share_reserved` comes first, `share_outside` gives out what is left.
 
     `rows` are the jobs outside the reservation table, `by_id` all of them, `candidates` those whose batch may change,
-    `kept` maps jobs to a number of devices that they keep whatever was measured there. `num_surplus` devices are
-    present that no promise may use. `price_s` is what the last device given out is worth (`Plan.price_s`).
+    `kept` maps jobs to a number of devices that they keep whatever was measured there, `decided` to those of the last
+    plan. `num_surplus` devices are present that no promise may use. `price_s` is what the last device given out is
+    worth (`Plan.price_s`).
 
     A job gets more devices only up to a size on which each brings on average `efficiency` of what one brings on the
     size that needs the fewest device-seconds, and what it would gain by more counts in the price; with 0 as many as it
@@ -103,6 +105,7 @@ class Market:
         snapshot: Snapshot,
         num_surplus: int,
         kept: Mapping[WorkloadId, int],
+        decided: Mapping[WorkloadId, Sequence[DeviceId]],
         candidates: Mapping[WorkloadId, JobCandidates] = EMPTY,
         efficiency: float = 0.0,
     ) -> None:
@@ -111,7 +114,12 @@ class Market:
         self._num_devices = len(snapshot.cluster.device_ids())
         self.price_s = 0.0
         self._now_s = reservations.now_s
-        jobs = [OutsideJob(row, num_held(snapshot, row), candidates.get(row.job_id)) for row in rows]
+        held = {
+            row.job_id: len(kept_devices(given.device_ids, decided.get(row.job_id)))
+            for row in rows
+            if (given := snapshot.allocations.get(row.job_id)) is not None
+        }
+        jobs = [OutsideJob(row, held.get(row.job_id, 0), candidates.get(row.job_id)) for row in rows]
         able = [job for job in jobs if job.view.restarts.starts_at_s <= self._now_s or job.held]
         # Jobs that hold devices first, then soft deadlines by date, then by arrival.
         able.sort(key=lambda job: (not job.held, job.deadline_s, job.view.submitted_at_s))
