@@ -120,6 +120,18 @@ def test_devices_that_bring_little_stay_idle_where_each_has_to_bring_something()
         Springtide(efficiency=1.5)
 
 
+def test_more_devices_have_to_save_time_that_is_worth_their_price() -> None:
+    # Eight bring 0.83 of what one brings; but four are nearly twice as slow at 0.9 of the price.
+    for eight, most_held in ((6.6, 4), (6.75, 8)):
+        rates = {1: 1.0, 2: 1.94, 4: 3.67, 8: eight}
+        promised = make_view("promised", steps=4000, deadline_s=100_000.0, profile=rates)
+        other = make_view("other", steps=4000, profile=rates)
+        assert World((promised,)).share(efficiency=0.8) == {"promised": 4}
+        assert World(outside=(other,)).share(efficiency=0.8) == {"other": 4}
+        assert World(outside=(other,), held={"other": 8}).share(efficiency=0.8) == {"other": most_held}
+        assert World(outside=(other,)).share(efficiency=0.7) == {"other": 8}
+
+
 def test_a_job_that_moves_does_not_keep_its_old_devices_beside_the_new_ones() -> None:
     falling = {1: 1.0, 2: 1.6, 4: 2.4, 8: 3.2}
     job, efficiency = make_view("moved", steps=4000, profile=falling), 0.65
