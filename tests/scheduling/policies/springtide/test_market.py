@@ -32,7 +32,14 @@ FLAT = {1: 1.0, 2: 1.05, 4: 1.1, 8: 1.15}
 class World:
     """A reservation table on eight devices, and jobs in it and outside of it."""
 
-    def __init__(self, promised: tuple = (), outside: tuple = (), held: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        promised: tuple = (),
+        outside: tuple = (),
+        held: Mapping[str, int] | None = None,
+        decided: Mapping[str, tuple] | None = None,
+    ) -> None:
+        self.decided = dict(decided or {})
         allocations, first = {}, 0
         for job_id, count in (held or {}).items():
             allocations[WorkloadId(job_id)] = PoolAllocation(device_ids=DEVICES[first : first + count])
@@ -55,6 +62,7 @@ class World:
             self.snapshot,
             num_surplus,
             dict(kept or {}),
+            self.decided,
             efficiency=efficiency,
         )
 
@@ -110,6 +118,37 @@ def test_devices_that_bring_little_stay_idle_where_each_has_to_bring_something()
     ) == {"other": 8}
     with pytest.raises(InvalidRequest, match=r"between 0 and 1, not 1\.5"):
         Springtide(efficiency=1.5)
+
+
+def test_more_devices_have_to_save_time_that_is_worth_their_price() -> None:
+    # Eight bring 0.83 of what one brings; but four are nearly twice as slow at 0.9 of the price.
+    for eight, most_held in ((6.6, 4), (6.75, 8)):
+        rates = {1: 1.0, 2: 1.94, 4: 3.67, 8: eight}
+        promised = make_view("promised", steps=4000, deadline_s=100_000.0, profile=rates)
+        other = make_view("other", steps=4000, profile=rates)
+        assert World((promised,)).share(efficiency=0.8) == {"promised": 4}
+        assert World(outside=(other,)).share(efficiency=0.8) == {"other": 4}
+        assert World(outside=(other,), held={"other": 8}).share(efficiency=0.8) == {"other": most_held}
+        assert World(outside=(other,)).share(efficiency=0.7) == {"other": 8}
+
+
+def test_a_job_that_moves_does_not_keep_its_old_devices_beside_the_new_ones() -> None:
+    falling = {1: 1.0, 2: 1.6, 4: 2.4, 8: 3.2}
+    job, efficiency = make_view("moved", steps=4000, profile=falling), 0.65
+    assert World(outside=(job,), held={"moved": 4}).share(efficiency=efficiency) == {"moved": 4}
+    moving = World(outside=(job,), held={"moved": 4}, decided={"moved": DEVICES[2:4]})
+    assert moving.share(efficiency=efficiency) == {"moved": 2}
+    growing = World(outside=(job,), held={"moved": 2}, decided={"moved": DEVICES[:4]})
+    assert growing.market(efficiency=efficiency)._bids[0].has == 2, "what it is still to get is a change"
+    # The same by the whole policy, also where its devices are all it could use.
+    policy = Springtide(efficiency=efficiency)
+    first = look(policy, [job])
+    assert counts(first) == {"moved": 2}
+    running = replace(job, state=JobState.RUNNING, num_replicas=2)
+    plan = look(
+        policy, [running, make_view("other", profile=falling)], held={"moved": (6, 7, 0, 1)}, memory=first.memory
+    )
+    assert counts(plan)["moved"] == 2
 
 
 def test_a_promised_job_gives_back_what_it_does_not_need_but_keeps_its_deadline() -> None:

@@ -13,7 +13,7 @@ from springtide.scheduling.families.candidates import JobCandidates, read_rows
 from springtide.scheduling.families.learning import FamilyMemory
 from springtide.scheduling.policies.springtide.memory import State
 from springtide.scheduling.policies.springtide.moves import Placed
-from springtide.scheduling.policies.springtide.rows import SURE_FRACTION, PromiseRow
+from springtide.scheduling.policies.springtide.rows import SURE_FRACTION, PromiseRow, kept_devices
 
 
 class AdaptiveBatches:
@@ -34,7 +34,9 @@ class AdaptiveBatches:
         capacity = len(snapshot.cluster.device_ids())
         speeds = memory.speeds(views, snapshot, families, capacity)
         views = [view for view in views if memory.key_of(view.job) in speeds or curve_of(view).source != "profile"]
-        held = {who: given.device_ids for who, given in snapshot.allocations.items()}
+        held = {
+            who: kept_devices(given.device_ids, state.devices.get(who)) for who, given in snapshot.allocations.items()
+        }
         rows = read_rows(views, snapshot, held, memory.key_of, families, speeds, capacity)
         self.candidates = {row.job_id: row for row in rows}
 

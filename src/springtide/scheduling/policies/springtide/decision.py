@@ -140,6 +140,7 @@ class Decision:
             self.snapshot,
             state.num_surplus,
             kept,
+            state.devices,
             candidates,
             self.efficiency,
         )

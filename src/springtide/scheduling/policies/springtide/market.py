@@ -16,10 +16,11 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from springtide.core.decision import EMPTY, DeviceTrade, PoolAllocation, Snapshot
+from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
 from springtide.perf.curve import curve_of
 from springtide.scheduling.families.candidates import JobCandidates
-from springtide.scheduling.policies.springtide.rows import PromiseRow, num_held
+from springtide.scheduling.policies.springtide.rows import PromiseRow, kept_devices
 from springtide.solvers.reservations.reservation_table import FILL_EFFORT, Entry, ReservationTable
 from springtide.solvers.share_dp import best_shares, marginal_value, shares_along_hulls, work_weights_of_many
 
@@ -34,6 +35,10 @@ HORIZON_S = 300.0
 LASTING_CHANGES = 4.0
 # A job keeps devices that bring so much less than they must bring to be given to it: speeds vary.
 KEPT_FRACTION = 0.9
+# It keeps them, too, while its time and the price of its devices are, times this, no more than on the best size.
+KEPT_SUM_FRACTION = 0.97
+# Where a device has to bring all that one brings, the price counts as if it had to bring half of this less.
+LEAST_LOSS = 1e-6
 # A job that is about to end is valued as if it had so many seconds left.
 LEAST_LEFT_S = 1.0
 # Up to so many cells (sizes x devices) shares are exact; above, they follow the concave hulls.
@@ -99,12 +104,14 @@ class Market:
     """One choice of sizes in one decision. `share_reserved` comes first, `share_outside` gives out what is left.
 
     `rows` are the jobs outside the reservation table, `by_id` all of them, `candidates` those whose batch may change,
-    `kept` maps jobs to a number of devices that they keep whatever was measured there. `num_surplus` devices are
-    present that no promise may use. `price_s` is what the last device given out is worth (`Plan.price_s`).
+    `kept` maps jobs to a number of devices that they keep whatever was measured there, `decided` to those of the last
+    plan. `num_surplus` devices are present that no promise may use. `price_s` is what the last device given out is
+    worth (`Plan.price_s`).
 
     A job gets more devices only up to a size on which each brings on average `efficiency` of what one brings on the
-    size that needs the fewest device-seconds, and what it would gain by more counts in the price; with 0 as many as it
-    is faster on.
+    size that needs the fewest device-seconds, and of these sizes up to the one on which its time and the price of its
+    device-seconds are least together: the price at which a second device of just this efficiency would pay. What it
+    would gain by more counts in the price of the market; with 0 a job gets as many as it is faster on.
     """
 
     def __init__(
@@ -115,15 +122,23 @@ class Market:
         snapshot: Snapshot,
         num_surplus: int,
         kept: Mapping[WorkloadId, int],
+        decided: Mapping[WorkloadId, Sequence[DeviceId]],
         candidates: Mapping[WorkloadId, JobCandidates] = EMPTY,
         efficiency: float = 0.0,
     ) -> None:
         self._reservations, self._num_surplus, self._efficiency = reservations, num_surplus, efficiency
         self._by_id, self._candidates = by_id, candidates
         self._num_devices = len(snapshot.cluster.device_ids())
+        # In seconds: at this price of a device-second, two devices of this efficiency are as good as one.
+        self._device_s_price = max(0.0, 2.0 * efficiency - 1.0) / max(2.0 - 2.0 * efficiency, LEAST_LOSS)
         self.price_s = 0.0
         self._now_s = reservations.now_s
-        jobs = [OutsideJob(row, num_held(snapshot, row), candidates.get(row.job_id)) for row in rows]
+        held = {
+            row.job_id: len(kept_devices(given.device_ids, decided.get(row.job_id)))
+            for row in rows
+            if (given := snapshot.allocations.get(row.job_id)) is not None
+        }
+        jobs = [OutsideJob(row, held.get(row.job_id, 0), candidates.get(row.job_id)) for row in rows]
         able = [job for job in jobs if job.view.restarts.starts_at_s <= self._now_s or job.held]
         # Jobs that hold devices first, then soft deadlines by date, then by arrival.
         able.sort(key=lambda job: (not job.held, job.deadline_s, job.view.submitted_at_s))
@@ -175,9 +190,10 @@ class Market:
         chosen = self._choose(mine, floors, min(left, lasting) - sum(counts.values()))
         counts |= {self._bids[i].job_id: count for i, count in zip(mine, chosen, strict=True) if count}
         left -= sum(counts.values())
+        most = {bid.job_id: bid.sizes[bid.num_open - 1] for bid in self._bids if bid.num_open and self._efficiency}
         for job in jobs:
             count = counts.get(job.job_id, 0)
-            if 0 < count < job.held <= min(job.sizes[-1], count + left):
+            if 0 < count < job.held <= min(most.get(job.job_id, job.sizes[-1]), count + left):
                 counts[job.job_id] = job.held
                 left -= job.held - count
         return counts
@@ -319,9 +335,17 @@ class Market:
         """How many of these sizes, the smallest at least, bring enough for each of their devices."""
         costs = [n * seconds for n, seconds in zip(sizes, needs_s, strict=True)]
         most = min(costs) / self._efficiency
-        kept = [n == held and cost <= most / KEPT_FRACTION for n, cost in zip(sizes, costs, strict=True)]
-        is_enough = [cost <= most or is_kept for cost, is_kept in zip(costs, kept, strict=True)]
-        return max(index for index, enough in enumerate(is_enough, start=1) if enough or index == 1)
+        # The sizes on which devices bring enough on average, each with the sum of time and price.
+        sums = {
+            index: seconds + self._device_s_price * cost
+            for index, (n, seconds, cost) in enumerate(zip(sizes, needs_s, costs, strict=True))
+            if cost * (KEPT_FRACTION if n == held else 1.0) <= most or index == 0
+        }
+        best = min(sums, key=lambda index: (sums[index], index))
+        is_kept = [
+            n == held and sums.get(index, math.inf) * KEPT_SUM_FRACTION <= sums[best] for index, n in enumerate(sizes)
+        ]
+        return 1 + max(index for index, kept in enumerate(is_kept) if kept or index == best)
 
     def _read_bids(self) -> None:
         """The sizes of each bid, and what each is worth to the job alone. Shapes [bids, sizes], 0 beyond the last."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from springtide.core.decision import JobView, Snapshot
+from springtide.core.resources import DeviceId
 from springtide.core.workload import JobState, WorkloadId
 from springtide.perf.curve import curve_of, interpolate
 from springtide.scheduling.decisions.fingerprint import (
@@ -191,6 +192,12 @@ def num_held(snapshot: Snapshot, row: PromiseRow) -> int:
     """How many devices the job holds now."""
     allocation = snapshot.allocations.get(row.job_id)
     return allocation.num_devices if allocation is not None else 0
+
+
+def kept_devices(held: Sequence[DeviceId], decided: Sequence[DeviceId] | None) -> Sequence[DeviceId]:
+    """What a workload holds once the change that is under way is done: while it moves it holds the old devices and the
+    new ones, which are those `decided` by the last plan."""
+    return decided if decided and len(decided) < len(held) else held
 
 
 def _granted(sizes: Sequence[int], each: int) -> tuple[int, ...]:
