@@ -23,30 +23,32 @@ class StateClaim:
 
     def __init__(self, state_dir: Path) -> None:
         """Raises BackendError, which names the process and its address as far as known, if another one holds it."""
-        self._path = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             if sys.platform == "linux":
-                self._claim_path(state_dir.resolve())
+                _claim_path(claim, state_dir.resolve())
             self._lock = lock_file(state_dir / "lock", _in_use(state_dir))
         except BackendError:
-            self._path.close()
+            claim.close()
             raise
+        self._path = claim.detach()
 
     def close(self) -> None:
         """Let another platform have the directory."""
         os.close(self._lock)
-        self._path.close()
+        os.close(self._path)
 
-    def _claim_path(self, path: Path) -> None:
-        # By the folder that it is in: containers that share a network may have different directories of one path.
-        above = path.parent.stat()
-        known_by = f"{os.getuid()} {above.st_dev} {above.st_ino} {path.name}".encode()
-        address = f"\0springtide-{hashlib.blake2b(known_by, digest_size=16).hexdigest()}"
-        try:
-            self._path.bind(address)
-            self._path.listen(socket.SOMAXCONN)
-        except OSError:
-            raise BackendError(_in_use(path, _holder_of(address))) from None
+
+def _claim_path(claim: socket.socket, path: Path) -> None:
+    # By the folder that it is in: containers that share a network may have different directories of one path.
+    above = path.parent.stat()
+    known_by = f"{os.getuid()} {above.st_dev} {above.st_ino} {path.name}".encode()
+    address = f"\0springtide-{hashlib.blake2b(known_by, digest_size=16).hexdigest()}"
+    try:
+        claim.bind(address)
+        claim.listen(socket.SOMAXCONN)
+    except OSError:
+        raise BackendError(_in_use(path, _holder_of(address))) from None
 
 
 def _holder_of(address: str) -> int:
