@@ -18,7 +18,6 @@ from collections.abc import Callable
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec.structs import replace
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -205,15 +204,17 @@ class ApiKeys:
 
     def _status(self, key: _StoredKey) -> ApiKeyStatus:
         use = self._uses.get(key.key_id) or _Use()
-        status = ApiKeyStatus(
+        return ApiKeyStatus(
             name=key.name,
             key_id=key.key_id,
             services=key.services,
             rate_per_s=key.rate_per_s,
             created_unix_s=key.created_unix_s,
             expires_unix_s=key.expires_unix_s,
+            num_requests=use.num,
+            num_refused=use.num_refused,
+            last_used_unix_s=use.last_unix_s,
         )
-        return replace(status, num_requests=use.num, num_refused=use.num_refused, last_used_unix_s=use.last_unix_s)
 
 
 def service_of_path(path: str) -> str | None:

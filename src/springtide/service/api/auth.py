@@ -134,11 +134,16 @@ class AccessControl:
 
     async def _by_key(self, scope: Scope, key: str) -> Response | None:
         """The refusal of a request with an API key; None passes it on. Raises SpringtideError."""
-        if scope["path"] in _OPEN_PATHS:
+        path: str = scope["path"]
+        if _is_open(path):
+            return None
+        if is_readiness(path):
+            # Clients ask for it with their key, and it needs none.
+            scope[WITHOUT_TOKEN] = True
             return None
         if not self._keys.is_loaded:
             await run_in_threadpool(self._keys.load)
-        scope[CALLER], refusal = self._keys.admit(key, scope["path"])
+        scope[CALLER], refusal = self._keys.admit(key, path)
         return refusal
 
     def _answer(self, scope: Scope, headers: Headers) -> Response | None:
@@ -147,7 +152,7 @@ class AccessControl:
         is_login = path == "/login"
         if is_login and scope["method"] in ("GET", "HEAD"):
             return self._login(scope, headers)
-        if path in _OPEN_PATHS or path.startswith("/static/"):
+        if _is_open(path):
             return None
         if self._has_token(headers):
             sentence = f"{scope['method']} is not possible on '/login'; use GET, HEAD"
@@ -193,6 +198,11 @@ class AccessControl:
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self._token)
+
+
+def _is_open(path: str) -> bool:
+    """Whether a request to this path needs neither a token nor a key."""
+    return path in _OPEN_PATHS or path.startswith("/static/")
 
 
 def _bearer(headers: Headers) -> str:
