@@ -365,6 +365,7 @@ def changed_alone(snapshot: Snapshot) -> dict[str, Snapshot]:
         "drains": replace(snapshot, drains={node.node_id: Drain(pool="inference", since_s=1.0, reclaim_since_s=2.0)}),
         "tide": replace(snapshot, tide=busy_tide(snapshot.now_s)),
         "capacity": replace(snapshot, capacity=(Capacity(from_s=snapshot.now_s + 10.0, num_devices=1),)),
+        "num_parts_waiting": replace(snapshot, num_parts_waiting=1),
     }
 
 

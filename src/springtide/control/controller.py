@@ -21,7 +21,6 @@ from springtide.core.decision import (
     Overheads,
     Plan,
     Policy,
-    PoolAllocation,
     PromiseCondition,
     Schedule,
     Snapshot,
@@ -353,7 +352,9 @@ def _check_labels(snapshot: Snapshot, plan: Plan) -> None:
         return
     jobs = frozenset(view.job.job_id for view in snapshot.jobs)
     alive = {who: [d for d in given.device_ids if d in cluster.device_set] for who, given in plan.allocations.items()}
-    known = replace(plan, allocations={who: PoolAllocation(device_ids=tuple(given)) for who, given in alive.items()})
+    known = replace(
+        plan, allocations={who: replace(plan.allocations[who], device_ids=tuple(given)) for who, given in alive.items()}
+    )
     for workload_id, device_id in misplaced(known, cluster.by_id, cluster.node_of, jobs):
         held = snapshot.allocations.get(workload_id)
         if held is None or device_id not in held.device_ids:

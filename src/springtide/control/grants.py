@@ -18,7 +18,7 @@ class Grants:
 
     A share is granted only if it fits beside all shares that are held (stopping replicas included) or were granted in
     this round; a whole device only once no replica holds any of it. Where nodes have pools or are drained, their labels
-    decide as well.
+    decide on whole devices as well.
     """
 
     def __init__(self, state: PlatformState, plan: Plan) -> None:
@@ -50,7 +50,7 @@ class Grants:
             for device in allocation.device_ids
             if device in self._alive
             and (self._is_unheld(device) if share is None else device not in held and self._has_room(device, share))
-            and (self._is_open or self._is_labelled_for(device, is_job=is_job))
+            and (self._is_open or share is not None or self._is_labelled_for(device, is_job=is_job))
             and (not more or all(other in self._alive and self._may_hold(other, share) for other in more[device]))
         ]
 
@@ -94,6 +94,8 @@ class Grants:
             node_id = self._node_of.get(replica.device_id)
             drain = drains.get(node_id) if node_id is not None else None
             if drain is None or drain.reclaim_since_s is None or admits(drain.pool, is_job=True):
+                continue
+            if replica.share is not None:
                 continue
             if replica.state is not ReplicaState.STOPPING and replica.device_id not in wanted:
                 found.append((replica, drain.reclaim_since_s + record.job.grace_s))

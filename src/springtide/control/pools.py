@@ -58,13 +58,12 @@ def pool_actions(state: PlatformState, plan: Plan) -> list[Action]:
 
 
 def _inadmissible(state: PlatformState, node: Node, wish: Relabel) -> set[DeviceId]:
-    """The node's devices that are held by workloads which the new label does not admit."""
+    """The node's devices that are held as a whole by workloads which the new label does not admit."""
     devices = {device.device_id for device in node.devices}
     found: set[DeviceId] = set()
-    if not admits(wish.pool, is_job=True):
-        found |= devices & state.jobs.held
-    if not admits(wish.pool, is_job=False):
-        found |= devices & state.services.held
+    for table, is_job in ((state.jobs, True), (state.services, False)):
+        if not admits(wish.pool, is_job=is_job):
+            found |= (devices & table.held) - table.shares.keys()
     return found
 
 
@@ -97,7 +96,7 @@ def graces_over_at_s(state: PlatformState, now_s: float) -> list[float]:
         since[replica.device_id] + record.job.grace_s
         for record in state.jobs.live.values()
         for replica in record.replicas
-        if replica.device_id in since
+        if replica.device_id in since and replica.share is None
     }
     return sorted(moment for moment in moments if moment > now_s)
 
@@ -112,7 +111,7 @@ def wanted_pools(plan_pools: Mapping[NodeId, Relabel], nodes: Mapping[NodeId, No
 def misplaced(
     plan: Plan, nodes: Mapping[NodeId, Node], node_of: Mapping[DeviceId, NodeId], jobs: frozenset[WorkloadId]
 ) -> list[tuple[WorkloadId, DeviceId]]:
-    """The workload and device of each grant on a node whose wanted label does not admit the workload."""
+    """The workload and device of each grant of a whole device on a node whose wanted label does not admit it."""
     pools = wanted_pools(plan.pools, nodes)
     open_to = {
         is_job: {
@@ -123,6 +122,7 @@ def misplaced(
     return [
         (workload_id, device_id)
         for workload_id, given in plan.allocations.items()
+        if given.share is None
         for device_id in given.device_ids
         if node_of[device_id] not in open_to[workload_id in jobs]
     ]

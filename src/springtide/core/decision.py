@@ -185,7 +185,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     is held now, devices in rank order; devices of stopping replicas are still held. `memory` is what this policy
     returned last time. `overheads` is what changing a job costs on this platform. `drains` are the nodes that move to
     another pool, `tide` is how many devices services needed in the past. `capacity` (ascending) says how many devices
-    promises may count on over time; if it is empty, all of them at all times.
+    promises may count on over time; if it is empty, all of them at all times. `num_parts_waiting` jobs that are not
+    among `jobs` wait for a part of a device: a node that is loaned to training would have room for them.
     """
 
     now_s: float
@@ -198,6 +199,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     drains: Mapping[NodeId, Drain] = {}
     tide: Tide = Tide()
     capacity: tuple[Capacity, ...] = ()
+    num_parts_waiting: int = 0
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

@@ -189,9 +189,12 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple(device.device_id for device in self.devices())
 
 
-def admits(pool: Pool, *, is_job: bool) -> bool:
-    """Whether a node with this label may hold a job's workers (`is_job`), or a service's replicas."""
-    return pool == "shared" or pool == ("training" if is_job else "inference")
+def admits(pool: Pool, *, is_job: bool, is_part: bool = False) -> bool:
+    """Whether a node with this label may hold a job's workers (`is_job`), or a service's replicas.
+
+    Labels are about whole devices: jobs and services may have parts of one (`is_part`) beside each other on every node.
+    """
+    return is_part or pool == "shared" or pool == ("training" if is_job else "inference")
 
 
 def make_node(

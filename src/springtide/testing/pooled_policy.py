@@ -122,7 +122,7 @@ def begin(snapshot: Snapshot, plan: Plan, held: Mapping[WorkloadId, Allocation])
     jobs = {view.job.job_id for view in snapshot.jobs}
     kinds: dict[NodeId, set[bool]] = {}
     for who, allocation in held.items():
-        for device_id in allocation.device_ids:
+        for device_id in allocation.device_ids if allocation.share is None else ():
             kinds.setdefault(snapshot.cluster.node_of[device_id], set()).add(who in jobs)
     drains: dict[NodeId, Drain] = {}
     nodes: list[Node] = []

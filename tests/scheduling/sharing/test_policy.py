@@ -484,37 +484,6 @@ def test_of_two_parts_that_wake_each_takes_only_what_promises_leave():
     assert plan.claims["b"].code == "waits_for"
 
 
-def test_where_nodes_have_labels_everyone_has_a_device_of_its_own():
-    policy = make_policy("dilu/tide/fifo")
-    nodes = [make_node("i", 2, pool="inference"), make_node("k", 1, pool="training")]
-    services = [service("part", SMALL), service("other", SMALL)]
-    plan = decide(policy, [job("t", SMALL)], services, nodes=nodes)
-    assert places(plan) == {"t": ["k/0"], "part": ["i/0"], "other": ["i/1"]}
-    assert {given.share for given in plan.allocations.values()} == {SMALL}
-    held = {who: (given.device_ids, given.share) for who, given in plan.allocations.items()}
-    views = [service("part", SMALL, ready=1), service("other", SMALL, ready=1)]
-    again = decide(policy, [job("t", SMALL)], views, held, nodes, plan.memory)
-    assert places(again) == places(plan)
-
-
-def test_where_nodes_have_labels_one_put_beside_a_worker_that_leaves_keeps_the_device():
-    policy = make_policy("dilu/tide/springtide")
-    nodes = [make_node("k", 2, pool="training")]
-    known = {"profile_steps_per_s": {1: 1.0, 2: 1.9}, "total_steps": 1000, "workers": (1, 2)}
-    first, second = job("a", SMALL, **known), job("b", SMALL, **known)
-    began = decide(policy, [first], (), {"a": (["k/0", "k/1"], SMALL)}, nodes)
-    assert places(began) == {"a": ["k/0", "k/1"]}
-    plan = decide(policy, [first, second], (), {"a": (["k/0", "k/1"], SMALL)}, nodes, began.memory)
-    (given,) = places(plan)["b"]
-    # Its worker warms up there before that of the first has left.
-    held = {"a": (["k/0", "k/1"], SMALL), "b": ([given], SMALL)}
-    again = decide(policy, [first, second], (), held, nodes, plan.memory)
-    assert places(again) == places(plan)
-    assert "starting" not in again.reasons["b"], "it is not known to be there"
-    left = decide(policy, [first, second], (), {who: (at, SMALL) for who, at in places(again).items()}, nodes)
-    assert (places(left), set(left.memory or {}) & {"claimed"}) == (places(plan), set())
-
-
 @pytest.mark.parametrize(("deadline_s", "is_promised"), [(260.0, True), (150.0, False)])
 def test_where_nodes_have_labels_a_promise_counts_on_the_request_too(deadline_s, is_promised):
     part = Share(request=0.4, limit=0.4)
@@ -522,8 +491,6 @@ def test_where_nodes_have_labels_a_promise_counts_on_the_request_too(deadline_s,
     nodes = [make_node("i", 1, pool="inference"), make_node("k", 1, pool="training")]
     plan = decide(make_policy("dilu/tide/springtide"), [due], nodes=nodes)
     assert set(plan.admitted) == ({"t"} if is_promised else set())
-    # Who books the whole device for it counts on that.
-    assert set(decide(make_policy("exclusive/tide/springtide"), [due], nodes=nodes).admitted) == {"t"}
 
 
 def test_places_for_jobs_on_functions_are_not_shared():

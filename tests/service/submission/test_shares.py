@@ -131,7 +131,7 @@ def test_a_service_on_parts_of_several_devices_says_so_and_keeps_its_width(clien
     ("nodes", "told"),
     [
         ((make_node("n", 3),), "the largest node here has 3; ask for at most 2,"),
-        ((make_node("n", 4, pool="inference"),), "on nodes with pools"),
+        ((make_node("n", 3, pool="inference"),), "the largest node here has 3; ask for at most 2,"),
     ],
 )
 def test_parts_of_several_devices_that_no_node_here_can_give_are_refused(nodes, told):

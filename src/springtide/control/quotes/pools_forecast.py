@@ -64,7 +64,7 @@ class PoolForecast:
             return snapshot
         kinds: dict[NodeId, set[bool]] = {}
         for who, given in held.items():
-            for device_id in given.device_ids:
+            for device_id in given.device_ids if given.share is None else ():
                 kinds.setdefault(snapshot.cluster.node_of[device_id], set()).add(who not in self._served)
         nodes: list[Node] = []
         drains: dict[NodeId, Drain] = {}

@@ -48,7 +48,7 @@ class Loaning(msgspec.Struct, frozen=True, kw_only=True):
     def decide(self, snapshot: Snapshot, derived: DerivedLoans | None = None) -> Plan:
         """Return the plan for this snapshot."""
         derived = derived or self.make_derived()
-        if not snapshot.jobs and not snapshot.services:
+        if not snapshot.jobs and not snapshot.services and not snapshot.num_parts_waiting:
             # No workload gains from a loan, and a platform that is going down changes no labels.
             return Plan(memory=snapshot.memory)
         pools = pool_state(snapshot, derived.forecasters)

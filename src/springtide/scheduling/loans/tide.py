@@ -379,9 +379,11 @@ class _Choice:
         return labels
 
     def _is_wanted(self) -> bool:
-        """Whether training could use more devices: a job holds fewer than it could."""
+        """Whether training could use more devices: a job holds fewer than it could, or waits for a part of one."""
         held = self.losses.held
-        return any(held.get(view.job.job_id, 0) < view.bounds.max_workers for view in self.pools.snapshot.jobs)
+        return self.pools.snapshot.num_parts_waiting > 0 or any(
+            held.get(view.job.job_id, 0) < view.bounds.max_workers for view in self.pools.snapshot.jobs
+        )
 
     def _job_costs(self) -> dict[WorkloadId, float]:
         if not self.parted and all(node.pool != "shared" for node in self.pools.nodes):
@@ -397,7 +399,9 @@ class _Choice:
     def _revisit_at_s(self) -> float | None:
         """When to decide again: at the end of a forecast bin, as the next may differ. None without jobs."""
         forecast = self.forecast
-        if forecast is None or not forecast.is_known or not self.strategy.ahead or not self.pools.snapshot.jobs:
+        snapshot = self.pools.snapshot
+        has_jobs = bool(snapshot.jobs) or snapshot.num_parts_waiting > 0
+        if forecast is None or not forecast.is_known or not self.strategy.ahead or not has_jobs:
             return None
         ends = [forecast.until_s(index) for index in range(min(2, len(forecast.expected)))]
         return next((end_s for end_s in ends if end_s > self.pools.now_s), None)

@@ -10,13 +10,14 @@ from typing import Literal
 import numpy as np
 from msgspec.structs import replace
 
-from springtide.core.decision import Allocation, JobView, Snapshot
+from springtide.core.decision import Allocation, JobView, ServiceView, Snapshot
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.shares import Share
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.sharing.deadlines import is_promised, least_workers, relative_speed, saved_s
 from springtide.scheduling.sharing.demand import demand_of
+from springtide.scheduling.sharing.grounds import PoolGrounds
 from springtide.scheduling.sharing.ledger import ShareLedger, parts_of
 from springtide.scheduling.sharing.packing import Packer, PlacementRequest
 
@@ -62,6 +63,8 @@ class ShareBoard:
             if held.share is None
             for device_id in held.device_ids
         }
+        self._services = {view.service.service_id for view in snapshot.services}
+        self._grounds = PoolGrounds(snapshot)
         self._never = _closed_devices(snapshot)
         self._closed = self._never | yielded
         self.ledger = ShareLedger(snapshot.cluster)
@@ -120,18 +123,49 @@ class ShareBoard:
             share=self.share[view.job.job_id],
             num_devices=each,
             avoid=avoid if each == 1 or held is None else avoid.union(held.device_ids),
+            closed=self._grounds.of_others(is_job=True),
+        )
+
+    def closed_to(self, *, is_job: bool) -> list[DeviceId]:
+        """The idle devices that belong to the other pool, so that a sharer may not open them."""
+        ledger, others = self.ledger, self._grounds.of_others(is_job=is_job)
+        found = sorted((at, device_id) for device_id in others if (at := ledger.at.get(device_id)) is not None)
+        return [device_id for at, device_id in found if ledger.is_usable[at] and not ledger.is_open[at]]
+
+    def request_replica(
+        self, view: ServiceView, *, avoid: frozenset[DeviceId], is_guaranteed: bool
+    ) -> PlacementRequest:
+        """The devices of one replica of a service; a guaranteed one may be on a node of either pool. One on several
+        devices cannot start on some of those of a replica that has to leave."""
+        service_id, each = view.service.service_id, view.service.devices_each
+        held = self._snapshot.allocations.get(service_id)
+        return PlacementRequest(
+            workload_id=service_id,
+            family=view.service.name,
+            share=self.share[service_id],
+            num_devices=each,
+            avoid=avoid if each == 1 or held is None else avoid.union(held.device_ids),
+            closed=frozenset() if is_guaranteed else self._grounds.of_others(is_job=False),
         )
 
     def find_place(self, request: PlacementRequest, *, may_open: bool = True) -> tuple[DeviceId, ...] | None:
         """A place on shared devices, else on new ones, first of nodes where some are shared: an unopened device can be
-        used by a workload as a whole, and an unopened node by a large group."""
+        used by a workload as a whole, and an unopened node by a large group. Of new ones, first on nodes that are
+        labelled for it."""
         found = self._packer.choose(self.ledger, replace(request, may_open=False))
-        if found is None and may_open:
-            near = replace(request, beside_shared=True)
-            found = self._packer.choose(self.ledger, near)
+        if found is not None or not may_open:
+            return found
+        closed = [request.closed]
+        if elsewhere := self._grounds.labelled_for_others(is_job=request.workload_id not in self._services):
+            closed.insert(0, request.closed | elsewhere)
+        for each in closed:
+            one = replace(request, closed=each)
+            found = self._packer.choose(self.ledger, replace(one, beside_shared=True))
             if found is None and not request.beside_shared:
-                found = self._packer.choose(self.ledger, request)
-        return found
+                found = self._packer.choose(self.ledger, one)
+            if found is not None:
+                return found
+        return None
 
     def find_workers(self, request: PlacementRequest, count: int, *, may_open: bool) -> tuple[DeviceId, ...] | None:
         """So many devices in workers of `request.num_devices`, each of one node."""
@@ -276,6 +310,8 @@ class ShareBoard:
         """Whether the device is there, no sharer has claimed it, and the request fits on it."""
         at = self.ledger.at.get(device_id)
         if at is None or self.ledger.is_usable[at] or device_id in request.avoid or device_id in self._closed:
+            return False
+        if device_id in request.closed:
             return False
         return request.share.memory_mb <= int(self.ledger.memory_mb[at])
 
@@ -455,11 +491,17 @@ def in_parts(devices: Sequence[DeviceId], each: int) -> list[Worker]:
 
 
 def _closed_devices(snapshot: Snapshot) -> frozenset[DeviceId]:
-    """The devices of nodes on which no sharer may start."""
+    """The devices of nodes on which no sharer may open any. On a node that changes its label those that have some stay
+    open: labels are about whole devices."""
     cluster: Topology = snapshot.cluster
+    in_parts = frozenset[DeviceId]()
+    if snapshot.drains:
+        held = snapshot.allocations.values()
+        in_parts = in_parts.union(*[given.device_ids for given in held if given.share is not None])
     return frozenset(
         device.device_id
         for node in cluster.nodes
         if node.functions is not None or node.node_id in snapshot.drains
         for device in node.devices
+        if device.device_id not in in_parts
     )

@@ -27,7 +27,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `family` is the same for all instances of one function. `is_large`: it may be split over several devices if no
     single one has room. Devices in `avoid` are not chosen, with `only` none but these, without `may_open` none that is
-    not shared yet, and with `beside_shared` none of a node on which none is shared.
+    not shared yet, nor any of those in `closed`, and with `beside_shared` none of a node on which none is shared.
     """
 
     workload_id: WorkloadId
@@ -37,6 +37,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
     same_node: bool = True
     is_large: bool = False
     avoid: frozenset[DeviceId] = frozenset()
+    closed: frozenset[DeviceId] = frozenset()
     only: frozenset[DeviceId] | None = None
     may_open: bool = True
     beside_shared: bool = False
@@ -48,6 +49,9 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
         room = found.on.copy()
         if self.avoid and found.is_any:
             room[[at for device_id in self.avoid if (at := ledger.at.get(device_id)) is not None]] = False
+        if self.closed and self.may_open and found.is_any:
+            closed = [at for device_id in self.closed if (at := ledger.at.get(device_id)) is not None]
+            room[closed] &= ledger.is_open[closed]
         if self.only is not None:
             is_one = np.zeros_like(room)
             is_one[[at for device_id in self.only if (at := ledger.at.get(device_id)) is not None]] = True

@@ -20,7 +20,7 @@ from springtide.scheduling.sharing.answer import ALL_WEAK
 from springtide.scheduling.sharing.board import Claims, Places, Reach, ShareBoard, fewest_left, in_parts
 from springtide.scheduling.sharing.deadlines import can_promise, fewest_in_time, is_promised, rescued_by, sure_s
 from springtide.scheduling.sharing.models import models_for, view_on
-from springtide.scheduling.sharing.packing import Packer, PlacementRequest
+from springtide.scheduling.sharing.packing import Packer
 from springtide.scheduling.sharing.words import lacks_text, lacks_together_text, places_text
 
 # Whose claim on a whole device gives way to promises: the strongest first. "more" are the devices that a promised job
@@ -105,6 +105,8 @@ class SharePlan:
         self.spare = self._board.spare_devices()
         self.weak = self._board.best_effort_devices()
         self.taken = self._taken()
+        # The jobs that hold no part and are given none.
+        self.num_waiting = sum(not self._chosen.get(view.job.job_id) for view in self.jobs)
 
     def late(self) -> set[WorkloadId]:
         """The promised jobs that are late on the devices that they have here, and would not be on more of them."""
@@ -295,19 +297,11 @@ class SharePlan:
         return sum(device_id in held.device_ids for held in self._snapshot.allocations.values())
 
     def _raise_service(self, view: ServiceView, count: int, claim: str) -> None:
-        service_id, share = view.service.service_id, self._share[view.service.service_id]
+        service_id = view.service.service_id
         may_open, each = self._may_open(claim, service_id), view.service.devices_each
-        # One on several devices cannot start on some of those of a replica that has to leave.
-        held = self._snapshot.allocations.get(service_id)
-        avoid = self._kept if each == 1 or held is None else self._kept.union(held.device_ids)
         while len(mine := self._chosen[service_id]) < count * each:
-            request = PlacementRequest(
-                workload_id=service_id,
-                family=view.service.name,
-                share=share,
-                num_devices=each,
-                avoid=avoid.union(mine),
-            )
+            avoid = self._kept.union(mine)
+            request = self._board.request_replica(view, avoid=avoid, is_guaranteed=claim == "least")
             reach: Reach = "workers" if claim == "growth" else "elastic"
             if claim == "least" and self._spares:
                 reach = "replicas"
@@ -499,7 +493,7 @@ class SharePlan:
         if models and len(models) < len(self._snapshot.cluster.accelerators):
             who = f"on {' or '.join(models)} {who}"
             others = [at for at, model in self._snapshot.cluster.accelerator_of.items() if model not in models]
-        return self._lacks(self._share[view.job.job_id], who, beside=others, each=each)
+        return self._lacks(self._share[view.job.job_id], who, beside=others, each=each, is_job=True)
 
     def _give(self, who: WorkloadId, devices: Sequence[DeviceId], share: Share, batch: int | None) -> None:
         held = self._snapshot.allocations.get(who)
@@ -519,7 +513,8 @@ class SharePlan:
         given = len(mine) // each
         if given < wanted:
             who = "a replica needs" if wanted - given == 1 else f"{wanted - given} replicas need"
-            self.reasons[service_id] = f"waits for room: {self._lacks(share, who, beside=mine, each=each)}"
+            lacks = self._lacks(share, who, beside=mine, each=each, is_job=False)
+            self.reasons[service_id] = f"waits for room: {lacks}"
             if not mine and not self._may_open("first", service_id):
                 self.waiting.append(service_id)
                 self.reasons[service_id] += f", and promised deadlines need the whole ones{self._holders()}"
@@ -541,10 +536,12 @@ class SharePlan:
         more = f" and {len(counts) - _NUM_NAMED} more" if len(counts) > _NUM_NAMED else ""
         return f" ({named}{more})" if named else ""
 
-    def _lacks(self, share: Share, who: str, *, beside: Sequence[DeviceId] = (), each: int = 1) -> str:
+    def _lacks(self, share: Share, who: str, *, beside: Sequence[DeviceId], each: int, is_job: bool) -> str:
+        closed = self._board.closed_to(is_job=is_job)
         if each > 1:
-            return lacks_together_text(self._ledger, share, who, each, beside=beside)
-        return lacks_text(self._ledger, share, who, beside=beside)
+            return lacks_together_text(self._ledger, share, who, each, beside=[*beside, *closed])
+        pool = "services" if is_job else "training"
+        return lacks_text(self._ledger, share, who, beside=beside, closed=closed, pool=pool)
 
     def _describe_places(self, who: WorkloadId, devices: Sequence[DeviceId], share: Share) -> str:
         others = dict.fromkeys(

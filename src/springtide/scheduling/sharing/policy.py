@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from springtide.core.decision import Allocation, Capacity, JobView, Plan, PlannedRun, Policy, Snapshot, TimeClaim
-from springtide.core.resources import DeviceId, Node, Topology
-from springtide.core.workload import JobState, WorkloadId
+from springtide.core.decision import Allocation, Capacity, Plan, PlannedRun, Policy, Snapshot, TimeClaim
+from springtide.core.resources import DeviceId, Node, Topology, admits
+from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.placement.layout import topology_of
 from springtide.scheduling.replicas import next_idle_at_s
@@ -42,7 +42,8 @@ _CLAIMS, _PLANNED = "claimed", "planned"
 # And what sharers were asked to leave to others.
 _ANSWER = "answer"
 _NONE: frozenset[DeviceId] = frozenset()
-_NOT_IN_POOLS = "a replica needs shares of several devices, which are not given on nodes with pools"
+# How long after a decision a free node that it loans has its new label.
+LABELLED_S = 0.1
 _GIVEN_UP = "promise given up: its part of a device is too little for its deadline; it ends as soon as it can"
 
 
@@ -92,14 +93,15 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         if not has_shares(snapshot):
             is_inner = turn.memory is snapshot.memory
             return decisions.decide(snapshot if is_inner else replace(snapshot, memory=turn.memory))
-        if any(node.pool != "shared" or node.owner != "shared" for node in snapshot.cluster.nodes):
-            return self._one_each(snapshot, turn.memory, turn.claims, decisions)
         parts, plan, answer = self._beside_promises(turn, kept)
         kept.carry_out(parts.taken)
         parts.finish({device_id: who for who, given in plan.allocations.items() for device_id in given.device_ids})
         idle_at_s = next_idle_at_s([view for view in parts.services if view.wanted_replicas is None], snapshot.now_s)
         late, late_at_s = _given_up(parts, snapshot)
         moments = [at for at in (plan.revisit_at_s, idle_at_s, late_at_s) if at is not None]
+        if parts.num_waiting and any(admits(wish.pool, is_job=True) for wish in plan.pools.values()):
+            # A node is loaned, which those that wait may open once it has its label.
+            moments.append(snapshot.now_s + LABELLED_S)
         stopped = _stopped(snapshot, parts)
         whole = {who: given for who, given in plan.allocations.items() if who not in stopped}
         return replace(
@@ -160,51 +162,6 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         given = yielded or _NONE
         return parts, plan, Answer(snapshot.now_s, barred, given, frozenset(lacking), devices | given)
 
-    def _one_each(self, snapshot: Snapshot, memory: Any, claims: Claims, decisions: DecisionCache) -> Plan:
-        """The plan where nodes have labels: each workload with a share is limited to it, on a device of its own.
-
-        A strategy of loans, which plans whole devices, decides which workload may be where. It is shown the speeds that
-        the jobs' requests make sure.
-        """
-        jobs = tuple([self._at_request(view) for view in snapshot.jobs])
-        # Several devices for one replica are never given here: the strategy would give it one.
-        services = tuple([view for view in snapshot.services if view.service.devices_each == 1])
-        wide = dict.fromkeys(
-            [view.service.service_id for view in snapshot.services if view.service.devices_each > 1], _NOT_IN_POOLS
-        )
-        held = _one_holder_each(snapshot, claims)
-        plan = decisions.decide(replace(snapshot, jobs=jobs, services=services, allocations=held, memory=memory))
-        owners = {device_id: who for who, given in plan.allocations.items() for device_id in given.device_ids}
-        # Beside workers that are still there: the next decision has to know who of the two is to stay.
-        claims = {
-            device_id: owners[device_id]
-            for who, allocation in snapshot.allocations.items()
-            for device_id in allocation.device_ids
-            if owners.get(device_id, who) != who
-        }
-        shares = {view.job.job_id: view.job.share for view in snapshot.jobs if not view.job.is_on_functions}
-        shares |= {view.service.service_id: view.service.share for view in snapshot.services}
-        return replace(
-            plan,
-            allocations={
-                who: given if share is None else replace(given, share=self.packer.booked(share))
-                for who, given in plan.allocations.items()
-                for share in [shares.get(who)]
-            },
-            reasons={**plan.reasons, **wide} if wide else plan.reasons,
-            memory=_joined(snapshot.memory, claims, {}, plan.memory),
-        )
-
-    def _at_request(self, view: JobView) -> JobView:
-        """The job as fast as profiled on the part of a device that is booked for it."""
-        share = view.job.share
-        if share is None or view.job.is_on_functions:
-            return view
-        request = self.packer.booked(share).request
-        rates = _times(view.job.profile_steps_per_s, request)
-        profiles = {model: _times(found, request) for model, found in view.job.profiles.items()}
-        return replace(view, job=replace(view.job, profile_steps_per_s=rates, profiles=profiles))
-
 
 def has_shares(snapshot: Snapshot) -> bool:
     """Whether any workload asks for a part of a device, or holds one."""
@@ -234,10 +191,6 @@ def _joined(before: Any, claims: Claims, planned: Places, inner: Any, answer: An
     found["inner"] = inner
     is_same = isinstance(before, Mapping) and before.get("inner") is inner and before == found
     return before if is_same else found
-
-
-def _times(rates: Mapping[int, float], factor: float) -> dict[int, float]:
-    return {count: rate * factor for count, rate in rates.items()}
 
 
 def _in_order(snapshot: Snapshot, allocations: Mapping[WorkloadId, Allocation]) -> dict[WorkloadId, Allocation]:
@@ -307,27 +260,6 @@ def _stopped(snapshot: Snapshot, parts: SharePlan) -> set[WorkloadId]:
     return stopped
 
 
-def _one_holder_each(snapshot: Snapshot, claims: Claims) -> dict[WorkloadId, Allocation]:
-    """The allocations with one holder for each device.
-
-    If a newcomer has been put beside a worker that leaves, only the newcomer counts: by these claims, or beside a
-    workload all of which leaves.
-    """
-    staying = {view.job.job_id for view in snapshot.jobs if view.state is not JobState.PREEMPTING}
-    staying |= {view.service.service_id for view in snapshot.services}
-    taken = {
-        device_id: who
-        for device_id, who in claims.items()
-        if who in snapshot.allocations and device_id in snapshot.allocations[who].device_ids
-    }
-    shown: dict[WorkloadId, Allocation] = {}
-    for who, held in sorted(snapshot.allocations.items(), key=lambda item: item[0] not in staying):
-        mine = tuple(device_id for device_id in held.device_ids if taken.setdefault(device_id, who) == who)
-        if mine:
-            shown[who] = held if mine == held.device_ids else replace(held, device_ids=mine)
-    return {who: shown[who] for who in snapshot.allocations if who in shown}
-
-
 def _shown(snapshot: Snapshot, parts: SharePlan, memory: Any) -> Snapshot:
     """The snapshot for the inner policy: without workloads that have a share, and without the devices for shares.
 
@@ -360,6 +292,7 @@ def _shown(snapshot: Snapshot, parts: SharePlan, memory: Any) -> Snapshot:
         drains={node_id: drain for node_id, drain in snapshot.drains.items() if node_id in cluster.by_id},
         capacity=_less(snapshot.capacity, num_taken),
         memory=memory,
+        num_parts_waiting=parts.num_waiting,
     )
 
 

@@ -14,18 +14,27 @@ from springtide.scheduling.sharing.ledger import ShareLedger
 _NUM_NAMED = 4
 
 
-def lacks_text(ledger: ShareLedger, share: Share, who: str, *, beside: Sequence[DeviceId] = ()) -> str:
+def lacks_text(
+    ledger: ShareLedger,
+    share: Share,
+    who: str,
+    *,
+    beside: Sequence[DeviceId] = (),
+    closed: Sequence[DeviceId] = (),
+    pool: str = "",
+) -> str:
     """What a waiting workload lacks: request, memory, or what the limits on a device may add up to. `who` is it with
-    its verb, `beside` are the devices that it is on already."""
+    its verb, `beside` are the devices that it is on already, `closed` idle ones that belong to `pool`."""
     is_open_to_it = ledger.is_usable.copy()
-    is_open_to_it[[ledger.at[device_id] for device_id in beside]] = False
+    is_open_to_it[[ledger.at[device_id] for device_id in (*beside, *closed)]] = False
     usable = np.flatnonzero(is_open_to_it)
     memory = f" and {share.memory_mb} MB" if share.memory_mb else ""
     asks = f"{who} {share.request:g}{memory} of a device"
     if not len(usable):
-        num = len(ledger.at)
-        there = ", or it is on them already" if beside else ""
-        return f"{asks}, and none of the {num} is open to it: others hold them as a whole{there}"
+        causes = [] if ledger.is_usable.all() else ["others hold them as a whole"]
+        causes += ["it is on them already"] if beside else []
+        causes += [f"they belong to {pool}"] if closed else []
+        return f"{asks}, and none of the {len(ledger.at)} is open to it: {', or '.join(causes)}"
     requests, limits = ledger.sums_on(usable)
     fits = (requests + share.request <= 1.0 + TOLERANCE) & (limits + share.request <= MAX_LIMIT + TOLERANCE)
     fits &= ledger.free_memory_mb[usable] >= share.memory_mb

@@ -56,7 +56,8 @@ def check_parts(view: ViewLike, name: str, each: int, old: ServiceRecord | None,
             f"each replica of {name} holds {held}, and that cannot change while it is deployed; remove it first "
             f"(springtide cancel {name}), or deploy it under another name"
         )
-    _check_place(view, each, name, "replica", has_pods=has_pods)
+    if each > 1 and has_pods:
+        raise InvalidRequest(NO_PARTS_IN_PODS)
     nodes = [node for node in view.nodes if node.functions is None]
     if each == 1 or not nodes:
         return
@@ -66,20 +67,6 @@ def check_parts(view: ViewLike, name: str, each: int, old: ServiceRecord | None,
             f"{name} asks for shares of {each} devices of one node for each replica, and the largest node here has "
             f"{largest}; ask for at most {max(count for count in DEVICES_EACH if count <= largest)}, or start the "
             "platform with more slots"
-        )
-
-
-def _check_place(view: ViewLike, each: int, name: str, what: str, *, has_pods: bool) -> None:
-    """Refuse shares of several devices where they are never given."""
-    if each == 1:
-        return
-    if has_pods:
-        raise InvalidRequest(NO_PARTS_IN_PODS)
-    nodes = [node for node in view.nodes if node.functions is None]
-    if any(node.pool != "shared" or node.owner != "shared" for node in nodes):
-        raise Conflict(
-            f"{name} asks for shares of {each} devices for each {what}, and on nodes with pools (--pools) a sharer "
-            "has a device of its own; leave gpu out, or start the platform without pools"
         )
 
 
@@ -98,8 +85,8 @@ def check_devices(view: ViewLike, request: JobIn, *, has_pods: bool) -> None:
     each, name, least = request.options.devices_each, request.name, request.options.min_workers
     share = share_of(request.options.share)
     check_share(view, share, least if each == 1 else 1, name)
-    if share is not None:
-        _check_place(view, each, name, "worker", has_pods=has_pods)
+    if share is not None and each > 1 and has_pods:
+        raise InvalidRequest(NO_PARTS_IN_PODS)
     sizes = [len(node.devices) for node in view.nodes if node.functions is None]
     if each == 1 or not sizes or has_pods:
         return

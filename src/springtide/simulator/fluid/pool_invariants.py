@@ -19,6 +19,7 @@ class PoolInvariants:
 
     A job starts only where it is labelled for training or shared, a service where it is labelled for inference or
     shared; neither starts on a node that drains to a pool which does not admit it. A new label never evicts replicas.
+    All that is about whole devices: parts of them are given on every node.
     A node that comes back has the label that it had. A reclaim ends within the longest grace of all workloads.
     """
 
@@ -30,6 +31,7 @@ class PoolInvariants:
         self._drains: dict[NodeId, Pool] = {}
         self._reclaimed_s: dict[NodeId, float] = {}
         self._longest_grace_s = 0.0
+        self._parts: set[ReplicaId] = set()
 
     def join(self, node: Node, now_s: float) -> None:
         """A node is here (again)."""
@@ -47,6 +49,9 @@ class PoolInvariants:
 
     def start(self, action: StartReplica, now_s: float) -> None:
         self._longest_grace_s = max(self._longest_grace_s, action.workload.grace_s)
+        if action.share is not None:
+            self._parts.add(action.replica_id)
+            return
         node_id = self._home[action.device_id]
         is_job = isinstance(action.workload, TrainingJob)
         label, drain = self._labels[node_id], self._drains.get(node_id)
@@ -85,7 +90,8 @@ class PoolInvariants:
             (d, replica_id) for d, held in holders.items() if self._home[d] == action.node_id for replica_id in held
         ]
         for device_id, replica_id in here:
-            if not admits(action.pool, is_job=replica_id not in serving):
+            is_part = replica_id in self._parts
+            if not admits(action.pool, is_job=replica_id not in serving, is_part=is_part):
                 detail = f"{action.node_id} is labelled for {action.pool} while {replica_id} holds {device_id}"
                 self._complain("right-pool", detail, now_s)
 

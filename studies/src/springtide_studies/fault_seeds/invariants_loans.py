@@ -78,7 +78,8 @@ class LoanInvariants:
                 case StartReplica():
                     node_id = node_of[action.device_id]
                     pool = self._drains.get(node_id)
-                    if pool is not None and not admits(pool, is_job=isinstance(action.workload, TrainingJob)):
+                    is_job, is_part = isinstance(action.workload, TrainingJob), action.share is not None
+                    if pool is not None and not admits(pool, is_job=is_job, is_part=is_part):
                         self._complain("drain-closes", f"{action.replica_id} starts on {node_id}, on its way to {pool}")
 
     def _note_turn(self, node_id: NodeId, now_s: float) -> None:
@@ -119,15 +120,15 @@ class LoanInvariants:
         for record in state.live_records():
             is_job = isinstance(record, JobRecord)
             for replica in record.replicas:
-                node_id = topology.node_of.get(replica.device_id)
-                if node_id is not None and not admits(topology.by_id[node_id].pool, is_job=is_job):
+                node_id, is_part = topology.node_of.get(replica.device_id), replica.share is not None
+                if node_id is not None and not admits(topology.by_id[node_id].pool, is_job=is_job, is_part=is_part):
                     self._complain(
                         "label-admits", f"{replica.replica_id} holds {replica.device_id} of {topology.by_id[node_id]}"
                     )
         for process in self.machine.alive.values():
             pool = self.machine.known_nodes[process.node_id].pool
-            is_job = isinstance(process.action.workload, TrainingJob)
-            if not process.is_fenced and not admits(pool, is_job=is_job):
+            is_job, is_part = isinstance(process.action.workload, TrainingJob), process.action.share is not None
+            if not process.is_fenced and not admits(pool, is_job=is_job, is_part=is_part):
                 self._complain("label-admits", f"{process.replica_id} lives on {process.device_id}, label {pool}")
 
     def _check_drains(self, state: PlatformState, now_s: float) -> None:

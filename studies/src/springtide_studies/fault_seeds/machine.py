@@ -147,8 +147,9 @@ class Machine:
             self._check_place(process)
 
     def _check_place(self, process: Process) -> None:
-        pool = self.known_nodes[process.node_id].pool
-        if not process.is_fenced and not admits(pool, is_job=isinstance(process.action.workload, TrainingJob)):
+        pool, action = self.known_nodes[process.node_id].pool, process.action
+        is_job, is_part = isinstance(action.workload, TrainingJob), action.share is not None
+        if not process.is_fenced and not admits(pool, is_job=is_job, is_part=is_part):
             self.complain("label-admits", f"{process.replica_id} on {process.device_id}, labelled for {pool}")
 
     def run_of(self, workload: TrainingJob) -> ModelledTraining:

@@ -43,11 +43,8 @@ def with_parts(workload: Workload, rng: np.random.Generator, nodes: Sequence[Nod
     """The scenario in which workers and replicas hold parts of several devices.
 
     Each replica of about half of the services with a share holds it of two devices, or four; about half of the jobs
-    whose workers hold several devices get a share of each. Where nodes belong to pools nothing changes: parts of
-    several devices are not given there.
+    whose workers hold several devices get a share of each.
     """
-    if any(node.owner != "shared" for node in nodes):
-        return workload
     widest = max(len(node.devices) for node in nodes)
     first: dict[WorkloadId, tuple[int, Share | None]] = {}
     requests = []
