@@ -210,6 +210,23 @@ def test_what_an_ended_job_on_parts_leaves_is_no_loss_for_a_promise():
     assert not plan.claims
 
 
+@pytest.mark.parametrize(
+    ("num_held", "goal", "num_left"), [(3, Goal(), 1), (1, Goal(), 1), (3, Goal(deadline_s=90.0), 3)]
+)
+def test_best_effort_on_parts_takes_what_best_effort_holds_beyond_its_least(num_held, goal, num_left):
+    policy, large = make_live_policy("springtide"), make_share(0.9)
+    nodes, at = [make_node("n", num_held)], [f"n/{number}" for number in range(num_held)]
+    known = {} if goal.is_hard else SLOW
+    wide = runs(job("wide", workers=(1, 3), goal=goal, **known), num_held)
+    parts = [job(name, large, workers=(1, 1)) for name in "abc"]
+    plan = decide(policy, [wide, *parts], held={"wide": (at, None)}, nodes=nodes)
+    assert len(places(plan)["wide"]) == num_left
+    assert plan.allocations.keys() == {"wide", *"abc"[: num_held - num_left]}
+    # While its device is not free nothing changes.
+    again = decide(policy, [wide, *parts], held={"wide": (at, None)}, nodes=nodes, memory=plan.memory, now_s=11.0)
+    assert places(again) == places(plan)
+
+
 def test_a_part_of_best_effort_that_cannot_be_resized_stops_as_a_whole_for_a_stronger_claim():
     fixed = runs(job("best", PART, workers=(1, 2), elastic=False, **SLOW), 2)
     due_whole = job("whole", goal=Goal(deadline_s=900.0), submitted_at_s=5.0, **KNOWN)

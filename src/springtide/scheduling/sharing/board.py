@@ -28,9 +28,9 @@ Places = Mapping[WorkloadId, Sequence[DeviceId]]
 Worker = tuple[DeviceId, ...]
 # On so many nodes others are asked to make room for the devices of one worker, at most.
 MOST_NODES = 16
-# How far a claim goes: to workers beyond the least of a job, to best effort that can be resized, to all best effort,
-# also to replicas beyond the minimums of their services.
-Reach = Literal["workers", "elastic", "all", "replicas"]
+# How far a claim goes: to workers beyond the least of a job on parts, to devices beyond the least of best effort on whole
+# ones, to best effort that can be resized, to all best effort, also to replicas beyond the minimums of their services.
+Reach = Literal["workers", "growth", "elastic", "all", "replicas"]
 
 
 class ShareBoard:
@@ -69,6 +69,8 @@ class ShareBoard:
         self._closed = self._never | yielded
         self.ledger = ShareLedger(snapshot.cluster)
         claimed = {at for at, who in claims.items() if who in share}
+        # The devices that each sharer has claimed: it stays with those while others leave them.
+        self._claimed = {who: frozenset(at for at, other in claims.items() if other == who) for who in claims.values()}
         self.ledger.block_all(itertools.chain(self._closed, self.whole.keys() - claimed if claimed else self.whole))
         self.chosen: dict[WorkloadId, list[DeviceId]] = {}
         self.displaced: dict[WorkloadId, str] = {}
@@ -156,6 +158,10 @@ class ShareBoard:
         if found is not None or not may_open:
             return found
         closed = [request.closed]
+        if (own := self._claimed.get(request.workload_id)) and request.only is None:
+            found = self._packer.choose(self.ledger, replace(request, only=own))
+            if found is not None:
+                return found
         if elsewhere := self._grounds.labelled_for_others(is_job=request.workload_id not in self._services):
             closed.insert(0, request.closed | elsewhere)
         for each in closed:
@@ -225,7 +231,7 @@ class ShareBoard:
             return found
         if may_open:
             found = self._claim(request, reach, of_promises=not self._spares_promises)
-        if found is None:
+        if found is None and reach != "growth":
             found = self._displace(request) or (self._evict_replica(request) if reach == "replicas" else None)
         if found is None and may_open and reach == "replicas":
             found = self._claim_replica(request)
@@ -267,8 +273,8 @@ class ShareBoard:
     def _claim(self, request: PlacementRequest, reach: Reach, *, of_promises: bool) -> tuple[DeviceId, ...] | None:
         """A device of the elastic job that holds most beyond its minimum, one without a promise if there is one or not
         `of_promises`; on a node where devices are shared already, so that others stay whole, and as late in its order
-        as possible. None if there is none. Unless it reaches to elastic ones, also of a job without a promise that
-        cannot be resized."""
+        as possible. None if there is none. Unless it reaches to elastic ones or to growth, also of a job without a
+        promise that cannot be resized."""
         best: tuple[tuple[bool, bool, bool, int, int, int], WorkloadId, DeviceId] | None = None
         num_open = self.ledger.num_open_on_nodes()
         for view in self._snapshot.jobs:
@@ -276,10 +282,12 @@ class ShareBoard:
             if held is None or held.share is not None or view.job.is_on_functions:
                 continue
             if (is_promised(view) and not of_promises) or (
-                not view.job.elastic and (is_promised(view) or reach == "elastic")
+                not view.job.elastic and (is_promised(view) or reach in ("elastic", "growth"))
             ):
                 continue
             spare = held.num_devices - view.bounds.min_workers
+            if reach == "growth" and not self._may_shrink_whole(view, held):
+                continue
             weak = not is_promised(view), view.job.elastic, spare > 0
             for rank, device_id in enumerate(held.device_ids):
                 if self._may_claim(device_id, request):
@@ -287,6 +295,13 @@ class ShareBoard:
                     if best is None or key > best[0]:
                         best = (key, view.job.job_id, device_id)
         return None if best is None else self._take_whole(request, best[1], best[2])
+
+    def _may_shrink_whole(self, view: JobView, held: Allocation) -> bool:
+        """Whether a job on whole devices is best effort and has some beyond its least that no sharer has claimed yet."""
+        left = sum(not self.ledger.is_usable[at] for at in map(self.ledger.at.get, held.device_ids) if at is not None)
+        return (
+            not (view.job.goal.is_hard or is_promised(view)) and left - view.job.devices_each >= view.bounds.min_workers
+        )
 
     def _claim_replica(self, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
         """The whole device of a replica beyond the minimum of its service, of the service that was deployed last."""

@@ -404,7 +404,7 @@ class SharePlan:
             found = self._find(there, self._kept, may_open=may_open)
             if found is None:
                 request = self._board.request(there, avoid=self._kept)
-                found = self._board.take(request, view.bounds.min_workers, "workers", may_open=may_open)
+                found = self._board.take(request, view.bounds.min_workers, "growth", may_open=may_open)
             refusal = self._refusal(there, found)
             if refusal is not None:
                 refusals.append((found is None, refusal))
