@@ -99,6 +99,17 @@ def test_a_move_to_other_devices_takes_the_state_along(stage):
     assert stage.resized("a") == ["stop a.1", "resize a g3 to a.2,a.3"]
 
 
+def test_a_move_does_not_wait_for_workers_beyond_those_it_had(stage):
+    stage.running("a", "0", max_workers=4)
+    stage.want(a="123")
+    assert stage.tell() == ["start a.1 on n/1 g1", "start a.2 on n/2 g1", "start a.3 on n/3 g1"]
+    assert stage.ready("a", 2) == ["resize a g2 to a.0,a.2"]
+    assert stage.resized("a") == ["resize a g3 to a.2"]
+    assert stage.resized("a") == ["stop a.0"]
+    assert stage.ready("a", 1) == []
+    assert stage.ready("a", 3) == ["resize a g4 to a.2,a.1,a.3"]
+
+
 def test_a_move_within_its_bound_leaves_one_joiner_for_later(stage, job):
     stage.running("a", "01", max_workers=2)
     stage.want(a="23")

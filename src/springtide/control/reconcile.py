@@ -380,7 +380,9 @@ def _resize(
     # What the policy says now is of the plan that began when the joiners were started: they are among what it holds.
     why_begun = _why_started(ready) or why
     if leaves and not keep:
-        return actions + (_move(record, members, ready, batch, why_begun) if len(ready) == len(wanted) else [])
+        # Workers beyond those that it has now are not waited for: others may wait for the devices that it leaves.
+        is_enough = len(ready) >= min(len(members), len(wanted))
+        return actions + (_move(record, members, ready, batch, why_begun) if is_enough else [])
     # Growth alone waits until every joiner is warm: one switch for all. A shrink frees devices for others, so at once.
     changes = leaves or (bool(ready) and not is_warming)
     if not changes and (batch == record.batch_size or joiners):
