@@ -137,7 +137,7 @@ def test_an_idle_server_is_lent_when_nobody_will_need_it_for_long():
     scene = Scene(22, day=LOW).serve(4, *[f"n2/{i}" for i in range(4)]).run(job("wants", held=0, steps_left=3600))
     labels, verdict = scene.choose()
     assert labels == {"n3": "training"}
-    assert verdict.pools["n3"].reason.startswith("forecast needs 4 of 16 devices for the next")
+    assert verdict.pools["n3"].reason.startswith("forecast needs 4 of 16 whole devices for the next")
 
 
 def test_a_server_that_is_needed_before_the_next_job_would_be_done_is_not_lent():

@@ -57,12 +57,14 @@ def soon_text(pools: PoolState, step: Coming) -> str:
 
 def loaned_text(pools: PoolState, outlook: DemandOutlook) -> str:
     """Why a server is lent to training."""
+    # Devices that are given in parts are not among them.
     total = sum(node.num_devices for node in pools.nodes)
+    whole = "1 whole device" if total == 1 else f"{total} whole devices"
     if not outlook.is_known:
-        return f"services need {needed_now(pools)} of {devices_text(total)} now, nothing is forecast yet"
+        return f"services need {needed_now(pools)} of {whole} now, nothing is forecast yet"
     last = outlook.steps[-1]
     span_s = max(0.0, last.until_s - pools.now_s)
-    return f"forecast needs {last.num_devices} of {devices_text(total)} for the next {format_duration(span_s)}"
+    return f"forecast needs {last.num_devices} of {whole} for the next {format_duration(span_s)}"
 
 
 def _some(names: Sequence[str]) -> str:
