@@ -117,6 +117,16 @@ def test_a_file_that_cannot_be_imported(tmp_path: Path, text: str, sentence: str
     assert IMPORTING_VARIABLE not in os.environ
 
 
+def test_a_relative_import_says_what_to_write_instead(tmp_path: Path) -> None:
+    folder = tmp_path / "digits" / "jobs"
+    folder.mkdir(parents=True)
+    for each in (folder, folder.parent):
+        (each / "__init__.py").touch()
+    path = _write(folder, "from .conf import N")
+    with pytest.raises(InvalidRequest, match=r"mine.py line 1 imports relatively.*`from digits.jobs import \.\.\.`"):
+        import_file(path)
+
+
 def test_a_file_that_submits_when_imported(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="__main__"):
         import_file(_write(tmp_path, BOTH + "\nfit.submit()\n"))

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from springtide.client.folders.choice import package_root
 from springtide.client.functions import ServeFunction, Task, TrainFunction
 from springtide.client.sources.source import IMPORTING_VARIABLE
 from springtide.core.errors import InvalidRequest
@@ -119,12 +120,23 @@ def import_file(path: Path, roots: Iterable[Path] = ()) -> ModuleType:
         ) from None
     except (Exception, SystemExit) as error:
         # User code: any exception is reported as the file's error, not as a bug of the command.
+        if isinstance(error, ImportError) and _imports_relatively(path):
+            package = ".".join(path.parent.relative_to(package_root(path.parent)).parts) or "PACKAGE"
+            raise InvalidRequest(
+                f"{path.name}{_line_of(error, path)} imports relatively, and a file that is run, as by `python "
+                f"{path.name}`, is in no package; write `from {package} import ...` there"
+            ) from None
         if os.environ.get("SPRINGTIDE_DEBUG"):
             raise
         raise InvalidRequest(
             f"{path.name}{_line_of(error, path)} cannot be imported: {type(error).__name__}: {error}"
         ) from None
     return module
+
+
+def _imports_relatively(path: Path) -> bool:
+    tree = ast.parse(path.read_bytes())
+    return any(isinstance(node, ast.ImportFrom) and node.level > 0 for node in tree.body)
 
 
 def _line_of(error: BaseException, path: Path) -> str:

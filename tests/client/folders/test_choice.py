@@ -53,6 +53,17 @@ def test_what_a_neighbour_imports_counts_too(project: Path) -> None:
     assert chosen(write(project / "scripts" / "train.py", "import helper\n")) == project
 
 
+@pytest.mark.parametrize(("text", "is_above"), [("from digits.conf import N\n", True), ("import conf\n", False)])
+def test_without_a_project_the_folder_of_the_package_travels_where_the_imports_need_it(
+    tmp_path: Path, text: str, is_above: bool
+) -> None:
+    root = tmp_path.resolve() / "work"
+    for name in ("digits/__init__.py", "digits/conf.py", "digits/jobs/__init__.py"):
+        write(root / name)
+    file = write(root / "digits" / "jobs" / "train.py", text)
+    assert chosen(file) == (root if is_above else file.parent)
+
+
 def test_a_file_at_the_projects_root_and_one_outside_of_projects_travel_with_their_folder(
     project: Path, tmp_path: Path
 ) -> None:

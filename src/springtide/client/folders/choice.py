@@ -24,9 +24,10 @@ _PROJECT_MARKS = ("pyproject.toml", ".git")
 def chosen_folder(location: Path, text: str, wish: FolderWish) -> Path | None:
     """The folder that travels with the file at `location`, which holds `text`; None: the file alone.
 
-    Without a wish it is the folder of the file; the nearest one above with a pyproject.toml or .git is it if the file,
-    or one that it imports, imports something from there or from its src. A file in the home directory itself, or in the
-    one of temporary files, travels alone. Raises InvalidRequest for a wish that is no folder around the file.
+    Without a wish it is the folder of the file; the nearest one above with a pyproject.toml or .git, else the one that
+    holds the file's package, is it if the file, or one that it imports, imports something from there or from its src. A
+    file in the home directory itself, or in the one of temporary files, travels alone. Raises InvalidRequest for a wish
+    that is no folder around the file.
     """
     if wish is False:
         return None
@@ -70,17 +71,22 @@ def code_files(location: Path, text: str, folder: Path) -> dict[str, str]:
     return texts if sum(len(code.encode()) for code in texts.values()) <= _MAX_CODE_BYTES else {}
 
 
+def package_root(folder: Path) -> Path:
+    """The folder that holds the package which this folder is, or is in; the folder itself if it is none."""
+    return next((each for each in (folder, *folder.parents) if not (each / "__init__.py").is_file()), folder)
+
+
 def is_too_wide(folder: Path) -> bool:
     """Whether a folder holds all kinds of things, of which a file in it is but one: then it travels only if named."""
     return folder in (Path.home(), Path(tempfile.gettempdir()).resolve(), Path(folder.anchor))
 
 
 def _project_above(folder: Path) -> Path | None:
-    """The nearest folder with a mark of a project, if it is above this one and not the home directory or the root."""
-    for each in (folder, *folder.parents):
-        if any((each / mark).exists() for mark in _PROJECT_MARKS):
-            return None if each == folder or is_too_wide(each) else each
-    return None
+    """The nearest folder with a mark of a project, else the one that holds this package, if it is above this one and
+    not the home directory or the root."""
+    marked = (each for each in (folder, *folder.parents) if any((each / mark).exists() for mark in _PROJECT_MARKS))
+    found = next(marked, None) or package_root(folder)
+    return None if found == folder or is_too_wide(found) else found
 
 
 def _needs(location: Path, text: str, project: Path) -> bool:

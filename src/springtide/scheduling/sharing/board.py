@@ -28,8 +28,8 @@ Places = Mapping[WorkloadId, Sequence[DeviceId]]
 Worker = tuple[DeviceId, ...]
 # On so many nodes others are asked to make room for the devices of one worker, at most.
 MOST_NODES = 16
-# How far a claim goes: to workers beyond the least of a job on parts, to devices beyond the least of best effort on whole
-# ones, to best effort that can be resized, to all best effort, also to replicas beyond the minimums of their services.
+# How far a claim goes: to workers beyond the least of a job on parts, to devices beyond the least of best effort on
+# whole ones, to best effort that can be resized, to all best effort, also to replicas beyond services' minimums.
 Reach = Literal["workers", "growth", "elastic", "all", "replicas"]
 
 
@@ -297,7 +297,7 @@ class ShareBoard:
         return None if best is None else self._take_whole(request, best[1], best[2])
 
     def _may_shrink_whole(self, view: JobView, held: Allocation) -> bool:
-        """Whether a job on whole devices is best effort and has some beyond its least that no sharer has claimed yet."""
+        """Whether a job on whole devices is best effort and has one beyond its least that no sharer has claimed."""
         left = sum(not self.ledger.is_usable[at] for at in map(self.ledger.at.get, held.device_ids) if at is not None)
         return (
             not (view.job.goal.is_hard or is_promised(view)) and left - view.job.devices_each >= view.bounds.min_workers
