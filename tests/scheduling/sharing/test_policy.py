@@ -122,6 +122,44 @@ def test_what_was_asked_in_vain_is_asked_again_seconds_later_or_for_another(plai
     assert found == [2, 1, 2, 2]
 
 
+@pytest.mark.parametrize(
+    ("refused", "later", "num_plans", "num_held"),
+    [
+        # All, then one, two, four and eight: the inner policy makes a new plan each time, and one that was asked for.
+        ((), (), [1, 2, 2, 2, 2, 2], [12, 12, 12, 12, 12, 8]),
+        # A refusal is final: no decision is left.
+        (("x",), (), [6], [8]),
+        # A first replica waits for the next decision, and no longer.
+        ((), (service("s"),), [1, 6], [12, 8]),
+    ],
+)
+def test_a_search_in_a_large_cluster_goes_on_in_the_next_decisions(plain, refused, later, num_plans, num_held):
+    class Inner:
+        num_plans = 0
+
+        def decide(self, snapshot):
+            self.num_plans += 1
+            free = snapshot.cluster.device_ids()
+            given = {"w": PoolAllocation(device_ids=free[:4])} if len(free) >= 9 else {}
+            return Plan(allocations=given, rejected={} if given else dict.fromkeys(refused, "too late"))
+
+    inner, large = Inner(), Share(request=0.9, limit=1.0)
+    jobs = [with_fields(job(f"t{n}", large), state=JobState.RUNNING, num_replicas=1) for n in range(12)]
+    held = {f"t{n}": ([f"n/{n}"], large) for n in range(12)}
+    waiting = [job(who, workers=(1, 4), goal=Goal(deadline_s=500.0)) for who in ("w", *refused)]
+    sharing, memory = Sharing(inner=inner, devices_per_decision=13), None
+    found, sharers = [], []
+    for turn in range(len(num_plans)):
+        inner.num_plans = 0
+        plan = decide(sharing, [*jobs, *waiting], later, held, (make_node("n", 13),), now_s=turn / 8, memory=memory)
+        memory = plain(plan.memory)
+        found.append(inner.num_plans)
+        sharers.append(sum(f"t{n}" in plan.allocations for n in range(12)))
+        is_waiting = turn + 1 < len(num_plans) and sharers[-1] == 12
+        assert (plan.revisit_at_s == turn / 8 + 0.1) == is_waiting
+    assert (found, sharers) == (num_plans, num_held)
+
+
 def test_what_others_left_stays_left_while_the_inner_policy_keeps_its_plan(plain):
     class Inner:
         num_plans = 0

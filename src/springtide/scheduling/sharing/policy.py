@@ -8,28 +8,30 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from springtide.core.decision import Allocation, Capacity, Plan, PlannedRun, Policy, Snapshot, TimeClaim
+from springtide.core.decision import EMPTY, Allocation, Capacity, Plan, PlannedRun, Policy, Snapshot, TimeClaim
 from springtide.core.resources import DeviceId, Node, Topology, admits
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.placement.layout import topology_of
 from springtide.scheduling.replicas import next_idle_at_s
-from springtide.scheduling.sharing.answer import Answer, read_answer
+from springtide.scheduling.sharing.answer import GOES_ON_S, Answer, Lack, read_answer
 from springtide.scheduling.sharing.board import Claims, Places
 from springtide.scheduling.sharing.deadlines import end_s, is_late
 from springtide.scheduling.sharing.packing import DiluPacker, Packer
 from springtide.scheduling.sharing.plan import SharePlan, WeakClaim
+from springtide.scheduling.sharing.search import DEVICES_PER_DECISION, Search
 from springtide.scheduling.sharing.yielding import (
     asking,
     can_help,
     harmed_by,
+    is_urgent,
     stopped_by,
     with_what_promises_need,
     with_what_sharers_yield,
@@ -76,10 +78,15 @@ class DerivedPlans:
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy for whole devices with a packer for parts of them. Without any share, it is the inner policy."""
+    """A policy for whole devices with a packer for parts of them. Without any share, it is the inner policy.
+
+    A search for devices that sharers could leave looks at `devices_per_decision` devices in one decision, each plan
+    at all of the cluster's, and goes on in the next one.
+    """
 
     inner: Policy
     packer: Packer = msgspec.field(default_factory=DiluPacker)
+    devices_per_decision: int = DEVICES_PER_DECISION
 
     def make_derived(self) -> DerivedPlans:
         """Empty caches for the inner policy."""
@@ -98,7 +105,8 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         parts.finish({device_id: who for who, given in plan.allocations.items() for device_id in given.device_ids})
         idle_at_s = next_idle_at_s([view for view in parts.services if view.wanted_replicas is None], snapshot.now_s)
         late, late_at_s = _given_up(parts, snapshot)
-        moments = [at for at in (plan.revisit_at_s, idle_at_s, late_at_s) if at is not None]
+        goes_on_s = snapshot.now_s + GOES_ON_S if answer is not None and answer.is_waiting else None
+        moments = [at for at in (plan.revisit_at_s, idle_at_s, late_at_s, goes_on_s) if at is not None]
         if parts.num_waiting and any(admits(wish.pool, is_job=True) for wish in plan.pools.values()):
             # A node is loaned, which those that wait may open once it has its label.
             moments.append(snapshot.now_s + LABELLED_S)
@@ -125,10 +133,19 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         lost or a guaranteed minimum not met, all that has a weaker claim makes room.
 
         As long as the inner policy keeps its plan and no other workload lacks anything, all that stays as it was
-        answered the last time; what was asked in vain is not asked again for some seconds either way.
+        answered the last time; what was asked in vain is not asked again for some seconds either way. A search that
+        was left waiting goes on beside that.
         """
         snapshot, before = turn.snapshot, turn.answer
         plans: dict[frozenset[DeviceId], Plan] = {}
+
+        def is_kept(plan: Plan) -> bool:
+            return plan.memory is not None and plan.memory is turn.memory
+
+        def search_on(found: Mapping[str, frozenset[Lack]]) -> Search:
+            most = max(1, self.devices_per_decision // max(1, len(snapshot.cluster.device_set)))
+            goes_on = before is not None and before.is_waiting
+            return Search(most, lambda: sum(not is_kept(each) for each in plans.values()), found, goes_on=goes_on)
 
         def parts_of(barred: frozenset[WeakClaim], yielded: frozenset[DeviceId] = _NONE) -> SharePlan:
             return SharePlan(snapshot, self.packer, turn.claims, barred, yielded, turn.planned)
@@ -145,22 +162,55 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
 
         if before is not None and before.holds(snapshot.now_s, is_kept=True):
             parts, plan = planned(before.barred, before.yielded)
-            is_kept = plan.memory is not None and plan.memory is turn.memory
-            is_answered = not parts.opened and before.holds(snapshot.now_s, is_kept=is_kept)
+            is_answered = not parts.opened and before.holds(snapshot.now_s, is_kept=is_kept(plan))
+            if is_answered and before.is_waiting:
+                return self._searched(turn, (parts, plan, before.barred), parts_of, planned, search_on(before.found))
             if is_answered and before.covers(*asking(snapshot, parts, plan)):
                 return parts, plan, before
         parts, plan = planned(frozenset())
         barred = frozenset[WeakClaim]()
         if parts.opened and (stopped_by(plan) or can_help(harmed_by(snapshot, parts, plan), plan)):
             parts, plan, barred = without_harm(snapshot, parts, plan, parts_of, plan_beside)
-        left = _NONE if before is None else before.yielded
-        parts, plan, yielded = with_what_sharers_yield(snapshot, parts, plan, partial(planned, barred), left)
-        parts, plan, barred, yielded = with_what_promises_need(snapshot, parts, plan, planned, (barred, yielded))
+        return self._searched(turn, (parts, plan, barred), parts_of, planned, search_on({}))
+
+    def _searched(
+        self,
+        turn: _Turn,
+        begun: tuple[SharePlan, Plan, frozenset[WeakClaim]],
+        parts_of: Callable[[frozenset[WeakClaim], frozenset[DeviceId]], SharePlan],
+        planned: Callable[[frozenset[WeakClaim], frozenset[DeviceId]], tuple[SharePlan, Plan]],
+        search: Search,
+    ) -> tuple[SharePlan, Plan, Answer | None]:
+        """The plans after what this decision searches for devices that sharers could leave, and the answer."""
+        snapshot, before, (parts, plan, barred) = turn.snapshot, turn.answer, begun
+        on = before if search.found else None
+        yielded_before = _NONE if before is None else before.yielded
+        # A refusal is final, and what is urgent waits for one decision at most.
+        was_waiting = before is not None and before.is_waiting
+        search.is_final = bool(plan.rejected) or (was_waiting and is_urgent(snapshot, parts, plan))
+        parts, plan, yielded = with_what_sharers_yield(
+            snapshot,
+            parts,
+            plan,
+            partial(planned, barred),
+            yielded_before,
+            search,
+            None if on is None else on.yielded,
+        )
+        parts, plan, barred, yielded = with_what_promises_need(
+            snapshot, parts, plan, planned, parts_of, (barred, yielded), search
+        )
         if yielded is None and not barred:
             return parts, plan, None
-        lacking, devices = asking(snapshot, parts, plan)
         given = yielded or _NONE
-        return parts, plan, Answer(snapshot.now_s, barred, given, frozenset(lacking), devices | given)
+        if on is not None and (barred, given) == (on.barred, on.yielded):
+            # Those that lack something only since then were not asked for in all of these plans.
+            lacking, devices = on.lacking, on.devices
+        else:
+            asked, left = asking(snapshot, parts, plan)
+            lacking, devices = frozenset(asked), left | given
+        found = search.found if search.is_waiting else EMPTY
+        return parts, plan, Answer(snapshot.now_s, barred, given, lacking, devices, found, search.is_waiting)
 
 
 def has_shares(snapshot: Snapshot) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 
 from springtide.core.decision import Plan, Snapshot
 from springtide.core.resources import DeviceId
 from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.replicas import wanted_replicas
-from springtide.scheduling.sharing.answer import ALL_WEAK
+from springtide.scheduling.sharing.answer import ALL_WEAK, Lack
 from springtide.scheduling.sharing.plan import WEAK_CLAIMS, SharePlan, WeakClaim
+from springtide.scheduling.sharing.search import Search
 
 _NONE: frozenset[DeviceId] = frozenset()
 # How many claims of sharers are tried one by one in a decision where promises leave no room for all of them.
@@ -28,33 +30,46 @@ def with_what_sharers_yield(
     plan: Plan,
     planned: Callable[[frozenset[DeviceId]], tuple[SharePlan, Plan]],
     before: frozenset[DeviceId],
+    search: Search,
+    given: frozenset[DeviceId] | None = None,
 ) -> tuple[SharePlan, Plan, frozenset[DeviceId] | None]:
     """The plans in which sharers leave devices to workloads that lack some and may have them, and these devices; None
-    if none were asked for. Those that were left `before` are the first: some may be on their way out there."""
+    if none were asked for. Those that were left `before` are the first: some may be on their way out there. These plans
+    are beside those that are `given` already. The search may be left waiting."""
     if not can_help(asking(snapshot, parts, plan)[0], plan):
-        return parts, plan, None
-    yielded, lacking = _NONE, _lacking(snapshot, parts, plan)
+        return parts, plan, given
+    lacking_in = partial(_lacking, snapshot)
+    yielded, lacking = given or _NONE, lacking_in(parts, plan)
     most = None
     if len(parts.weak) > FEW:
         # On a full cluster this is often so: one plan with all that can be given up, before a long search.
-        most = _lacking(snapshot, *planned(parts.spare.union(parts.weak)))
-        if not lacking - most:
-            return parts, plan, _NONE
+        most = search.ask("all", lambda: planned(yielded.union(parts.spare, parts.weak)), lacking_in)
+        if most is None or not lacking - most.lacking:
+            return parts, plan, yielded
     if parts.spare:
-        other_parts, other_plan = planned(parts.spare)
-        if _lacking(snapshot, other_parts, other_plan) < lacking:
-            parts, plan, yielded = other_parts, other_plan, parts.spare
-    strong = _without_best_effort(snapshot, _lacking(snapshot, parts, plan)) if parts.weak else set()
+        spare = yielded.union(parts.spare)
+        tried = search.ask("spare", lambda: planned(spare), lacking_in, lambda found: found < lacking)
+        if tried is None:
+            return parts, plan, yielded
+        if tried.made is not None and tried.lacking < lacking:
+            (parts, plan), yielded = tried.made, spare
+    strong = _without_best_effort(snapshot, lacking_in(parts, plan)) if parts.weak else set()
     weak = sorted(parts.weak, key=lambda at: at not in before) if can_help(strong, plan) else ()
-    if most is not None and not plan.rejected and not _without_best_effort(snapshot, most) < strong:
+    if most is not None and not plan.rejected and not _without_best_effort(snapshot, most.lacking) < strong:
         # With all of them one workload is helped at the cost of another: one device alone may be without harm, and how
         # many more would be is not searched for, unless a job is refused, which is final.
         weak = weak[:1]
+
+    def helps(found: frozenset[Lack]) -> bool:
+        return _without_best_effort(snapshot, found) < strong
+
     for count in _doubling(len(weak)):
         more = yielded.union(weak[:count])
-        other_parts, other_plan = planned(more)
-        if _without_best_effort(snapshot, _lacking(snapshot, other_parts, other_plan)) < strong:
-            return other_parts, other_plan, more
+        tried = search.ask(f"{count}", partial(planned, more), lacking_in, helps)
+        if tried is None:
+            return parts, plan, yielded
+        if tried.made is not None and helps(tried.lacking):
+            return *tried.made, more
     return parts, plan, yielded
 
 
@@ -73,27 +88,37 @@ def with_what_promises_need(
     parts: SharePlan,
     plan: Plan,
     planned: Callable[[frozenset[WeakClaim], frozenset[DeviceId]], tuple[SharePlan, Plan]],
+    parts_of: Callable[[frozenset[WeakClaim], frozenset[DeviceId]], SharePlan],
     before: tuple[frozenset[WeakClaim], frozenset[DeviceId] | None],
+    search: Search,
 ) -> tuple[SharePlan, Plan, frozenset[WeakClaim], frozenset[DeviceId] | None]:
     """The plans in which all that has a weaker claim leaves devices to promises that would be lost otherwise and to
     guaranteed minimums, as few as it takes; the claims that open nothing then, and all devices that are left.
 
-    `before` are those claims and devices until now.
+    `before` are those claims and devices until now. The search may be left waiting.
     """
     barred, yielded = before
     lost = lost_promises(snapshot, parts, plan)
-    if not lost or not can_help(lost, plan):
+    if not lost or not can_help(lost, plan) or search.is_waiting:
         return parts, plan, barred, yielded
     closed, given = barred | {ALL_WEAK}, yielded or _NONE
-    strict = planned(closed, given)
-    devices = strict[0].below_promises()
-    if len(devices) > FEW and not lost_promises(snapshot, *planned(closed, given.union(devices))) < lost:
-        return parts, plan, barred, given
+    lost_in = partial(lost_promises, snapshot)
+
+    def helps(found: frozenset[Lack]) -> bool:
+        return lost > found
+
+    devices = parts_of(closed, given).below_promises()
+    if len(devices) > FEW:
+        every = search.ask("promises all", partial(planned, closed, given.union(devices)), lost_in)
+        if every is None or not helps(every.lacking):
+            return parts, plan, barred, given
     for count in (0, *_doubling(len(devices))):
         more = given.union(devices[:count])
-        other_parts, other_plan = planned(closed, more) if count else strict
-        if lost_promises(snapshot, other_parts, other_plan) < lost:
-            return other_parts, other_plan, closed, more
+        tried = search.ask(f"promises {count}", partial(planned, closed, more), lost_in, helps)
+        if tried is None:
+            break
+        if tried.made is not None and helps(tried.lacking):
+            return *tried.made, closed, more
     return parts, plan, barred, given
 
 
@@ -195,7 +220,7 @@ def _waiting(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[Work
     }
 
 
-def _without_best_effort(snapshot: Snapshot, lacking: set[tuple[WorkloadId, int]]) -> set[tuple[WorkloadId, int]]:
+def _without_best_effort(snapshot: Snapshot, lacking: Collection[Lack]) -> set[tuple[WorkloadId, int]]:
     """Those of `lacking` whose claim is stronger than best effort."""
     weak = {view.job.job_id for view in snapshot.jobs if not view.job.goal.is_hard}
     return {(who, number) for who, number in lacking if who not in weak}
@@ -208,3 +233,10 @@ def lost_promises(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple
     lost = {(who, _IS_LOST) for who, claim in plan.claims.items() if claim.code == "given_up" and who in promised}
     missing = {(who, number) for who, number in _missing_replicas(snapshot, plan) if number < least[who]}
     return lost | missing | parts.below_minimum() | {(who, _IS_LOST) for who in parts.late()}
+
+
+def is_urgent(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> bool:
+    """Whether a promise would be lost, a guaranteed minimum is not met, or a service lacks its first replica."""
+    return bool(lost_promises(snapshot, parts, plan)) or any(
+        number == 0 for _, number in _missing_replicas(snapshot, plan)
+    )
