@@ -16,7 +16,7 @@ from springtide.scheduling.policies.springtide.memory import (
     restore_speed,
     same_devices,
 )
-from springtide.scheduling.policies.springtide.moves import Placed
+from springtide.scheduling.policies.springtide.moves import Placed, waited_for
 from springtide.scheduling.policies.springtide.packing import Packing
 from springtide.scheduling.policies.springtide.schedules import (
     accept_places,
@@ -93,8 +93,11 @@ def assign_devices(
                 continue
             if key in scattered:
                 is_planned_anew |= apply_slowdown(state, key, layout, placed)
-            elif key in state.newcomers and num_adjustments[key] > 1:
-                reservations.drop(key)
+            elif key in state.newcomers:
+                if num_adjustments[key] > 1:
+                    reservations.drop(key)
+            else:
+                _settle_others(state, snapshot, placed, fixed, key)
         if (
             not (broken or is_planned_anew)
             and {**services, **_counts(reservations), **spare} == counts
@@ -336,6 +339,19 @@ def _adjust_schedule(
             return True
         restore_speed(state, entry)
     return start_later(reservations, entry)
+
+
+def _settle_others(state: State, snapshot: Snapshot, placed: Placed, fixed: set[WorkloadId], key: str) -> None:
+    """Let other jobs of the table stay where they are, since a promised job would be late if it waited until they have
+    moved: those that only jobs on its devices wait for, or where there are none, all."""
+    job_id, entries = WorkloadId(key), state.reservations.entries
+    if not entries[key].is_promised or entries[key].is_late:
+        return
+    mine = set(placed[job_id].device_ids)
+    waited = {who for who in waited_for(state, snapshot, placed, key) if who in entries} - fixed
+    indirect = {who for who in waited if mine.isdisjoint(snapshot.allocations[who].device_ids)}
+    settled = indirect or {WorkloadId(who) for who in entries if who in snapshot.allocations}
+    fixed |= settled - {job_id}
 
 
 def _go_on_as_committed(reservations: ReservationTable, entry: Entry) -> bool:
