@@ -16,7 +16,7 @@ from springtide.scheduling.policies.springtide.capacity import StayingJobs
 from springtide.scheduling.policies.springtide.memory import State, costs_of, entry_of
 from springtide.scheduling.policies.springtide.moves import delays, hurry, jobs_to_stop_first
 from springtide.scheduling.policies.springtide.packing import Packing
-from springtide.scheduling.policies.springtide.places import assign_devices
+from springtide.scheduling.policies.springtide.places import assign_devices, movable_jobs
 from springtide.scheduling.policies.springtide.policy import Springtide
 from springtide.scheduling.policies.springtide.rows import PromiseRow
 from springtide.scheduling.policies.springtide.schedules import price_changes
@@ -259,8 +259,7 @@ def test_a_job_that_cannot_wait_until_others_move_one_after_the_other_starts_sca
         entry = entry_of(PromiseRow(view), view.job.total_steps, since_s=0.0, held=0 if name == "wide" else size)
         entry.is_promised = True
         state.reservations.put(entry)
-    spare = {who: 1 for who in held if who.startswith("spare")}
-    # They give their devices up: `wide` has what they had.
+    # Best effort gives its devices up.
     placed = assign_devices(state, StayingJobs(), snapshot, {}, {}, 100_000)
     entry = state.reservations.entries["wide"]
     assert len({device.partition("/")[0] for device in placed["wide"].device_ids}) == nodes
@@ -268,7 +267,36 @@ def test_a_job_that_cannot_wait_until_others_move_one_after_the_other_starts_sca
     if ends_s is not None:
         assert entry.end_s == pytest.approx(ends_s, abs=0.5)
     others = [who for who in held if who in placed]
-    assert spare and (nodes == 1) == any(placed[who].device_ids != held[who].device_ids for who in others)
+    assert (nodes == 1) == any(placed[who].device_ids != held[who].device_ids for who in others)
+
+
+# --- what a move costs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("most", "changes"), [(1, 2), (2, 1)])
+def test_the_only_worker_of_a_job_moves_by_two_changes_and_only_where_there_is_time_for_both(most, changes) -> None:
+    overheads = Overheads(change_s=CHANGE_S)
+    held = {WorkloadId("sure"): on("n0/0")}
+    costs = costs_of(overheads, 2)
+    for spare_changes in (0.9, 1.1, 1.9, 2.1):
+        due_s = 10.0 + spare_changes * costs.later[1]
+        view = arriving(job("sure", 100, due_s, least=1, most=most), 0.0)
+        snapshot = Snapshot(now_s=0.0, cluster=THREE_PAIRS, jobs=(view,), allocations=held, overheads=overheads)
+        state = State(ReservationTable(6, 0.0, costs))
+        state.change_s = CHANGE_S
+        row = PromiseRow(view)
+        state.lone = {row.job_id} if row.is_lone else set()
+        state.record_devices(0.0, held)
+        state.reservations.begin(0.0, costs, 10_000)
+        entry = entry_of(row, 100.0, since_s=0.0, held=1)
+        assert state.reservations.admit(entry)
+        has_time = spare_changes > changes
+        assert movable_jobs(state) == (["sure"] if has_time else [])
+        moved = {"sure": on("n1/0")}
+        broken = price_changes(state, layout_of(THREE_PAIRS), snapshot, moved, set())
+        assert broken == ([] if has_time else ["sure"])
+        if has_time:
+            assert entry.runs[0].overhead_s == pytest.approx(changes * costs.later[1])
 
 
 # --- what was measured ------------------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ def _choose_places(
     found = try_place(counts, snapshot, movable=movable, wanted=wanted, budget=budget, rejects=is_scattered)
     if found is not None and not scattered_jobs(state, layout, found):
         return found
-    movable |= {WorkloadId(key) for key in _movable_jobs(state.reservations)} - fixed
+    movable |= {WorkloadId(key) for key in movable_jobs(state)} - fixed
     placed = place(counts, snapshot, movable=movable, wanted=wanted, budget=budget)
     return _pack(state, layout, snapshot, placed, movable, spare, fixed, budget)
 
@@ -247,7 +247,7 @@ def _find_compact_places(
     """Idle compact places for scattered jobs that can afford to move."""
     found: dict[WorkloadId, Devices] = {}
     idle: Blocks | None = None
-    for key in _movable_jobs(state.reservations) if state.slowed else ():
+    for key in movable_jobs(state) if state.slowed else ():
         workload_id = WorkloadId(key)
         if key not in state.slowed or workload_id in fixed:
             continue
@@ -277,19 +277,20 @@ def _counts(reservations: ReservationTable) -> dict[WorkloadId, int]:
     return {workload_id: count for workload_id, count in counts.items() if count}
 
 
-def _movable_jobs(reservations: ReservationTable) -> list[str]:
+def movable_jobs(state: State) -> list[str]:
     """The running jobs that can pay for a move now, from their reserve or from the time left to their deadline."""
     able: list[str] = []
+    reservations = state.reservations
     now_s = reservations.now_s
     for key, entry in reservations.entries.items():
         n = entry.size_at(now_s)
         if not n or n != entry.held:
             continue
-        cost_s = reservations.costs.later[n]
+        cost_s = reservations.costs.later[n] * (2.0 if key in state.lone else 1.0)
         last = entry.runs[-1]
         spare_work = work_done(entry.runs, entry.rates, last.end_s) - _scheduled_work(entry)
         spare_s = spare_work / entry.rates[last.num_devices]
-        if entry.is_late or spare_s >= cost_s or last.end_s + cost_s <= entry.deadline_s:
+        if entry.is_late or spare_s >= cost_s or last.end_s - spare_s + cost_s <= entry.deadline_s:
             able.append(key)
     return able
 
