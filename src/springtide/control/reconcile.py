@@ -305,7 +305,7 @@ def _recover(record: JobRecord) -> list[Action]:
     if not set(survivors) & set(record.group.state_holders):
         # The member that was to carry the state in a move is lost: one that was about to leave takes its place.
         leaving_holders = [m for m in record.group.previous_members if m in trained and m in record.group.state_holders]
-        most = min(record.bounds.max_workers, record.job.num_virtual_shards)
+        most = _most_workers(record)
         survivors = (*leaving_holders[:1], *survivors)[: max(1, most)]
     change = GroupChange(code="recover", after=len(survivors))
     return [
@@ -370,6 +370,9 @@ def _resize(
     actions += [stop_of(record, r, END_GRACE_S, why or "no longer needed") for r in unwanted]
     joiners = [r for r in joiners if r.device_id in wanted and not r.is_hung]
     if free and now_s >= record.restarts.grows_at_s:
+        if _most_workers(record) == 1 and members[0].device_id not in wanted:
+            # No worker joins its group, so none is started only to wait for it.
+            return actions + _preempt(record, why or "it moves to another device")
         reason = why or f"growing to {workers_text(len(wanted))}"
         begun = GroupChange(code="resize", before=len(members), after=len(wanted), why=why)
         return actions + _start(record, free, record.group.generation, reason, allocation.share, begun)
@@ -413,12 +416,16 @@ def _move(
     That member leaves with the next change, when the joiners hold the state. If the job's bounds allow no extra worker,
     one joiner is left out of this first group; a job with a single worker is preempted and starts again instead.
     """
-    most = min(record.bounds.max_workers, record.job.num_virtual_shards)
+    most = _most_workers(record)
     joiners = ready if len(ready) < most else ready[:-1]
     if not joiners:
         return _preempt(record, why or "it moves to another device")
     change = GroupChange(code="move", before=len(members), after=len(ready), why=why)
     return [_change(record, (members[0], *joiners), batch, change)]
+
+
+def _most_workers(record: JobRecord) -> int:
+    return min(record.bounds.max_workers, record.job.num_virtual_shards)
 
 
 def _change(

@@ -12,9 +12,11 @@ from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
 from springtide.scheduling.placement.layout import layout_of
 from springtide.scheduling.placement.relocation import SearchBudget
+from springtide.scheduling.policies.springtide.capacity import StayingJobs
 from springtide.scheduling.policies.springtide.memory import State, costs_of, entry_of
 from springtide.scheduling.policies.springtide.moves import delays, hurry, jobs_to_stop_first
 from springtide.scheduling.policies.springtide.packing import Packing
+from springtide.scheduling.policies.springtide.places import assign_devices, movable_jobs
 from springtide.scheduling.policies.springtide.policy import Springtide
 from springtide.scheduling.policies.springtide.rows import PromiseRow
 from springtide.scheduling.policies.springtide.schedules import price_changes
@@ -211,6 +213,90 @@ def test_best_effort_that_moves_too_slowly_for_a_promise_is_stopped(
     snapshot = replace(snapshot, now_s=now_s, allocations={"a": on("n0/0", "n1/0")})
     assert not price_changes(state, layout, snapshot, {"a": on(moves_to), **sure}, {"a"})
     assert state.hurried == hurried
+
+
+# --- who is not moved for a start that cannot wait --------------------------------------------------------------------
+
+CHANGE_S = 20.0
+# On each node of four a promised pair, a promised single and one of best effort.
+PAIRS = {name: size for n in range(4) for name, size in ((f"pair{n}", 2), (f"single{n}", 1), (f"spare{n}", 1))}
+
+
+@pytest.mark.parametrize(
+    ("due_s", "ends_s", "nodes", "is_late"),
+    [
+        # A pair moves to devices that a single leaves first: two changes, its own start, and 30 s on one node.
+        (95.0, 90.0, 1, False),
+        # On four nodes it is slower by 2.17 ** (2 / 3), and starts at once.
+        (75.0, 20.0 + 30.0 / LOWER**2, 4, False),
+        (65.0, None, 4, True),
+    ],
+)
+def test_a_job_that_cannot_wait_until_others_move_one_after_the_other_starts_scattered(
+    due_s: float, ends_s: float | None, nodes: int, is_late: bool
+) -> None:
+    topology = Topology(nodes=tuple([make_node(f"n{index}", 4) for index in range(4)]))
+    places = {"pair": (0, 1), "single": (2,), "spare": (3,)}
+    held = {
+        WorkloadId(f"{kind}{n}"): on(*(f"n{n}/{number}" for number in numbers))
+        for n in range(4)
+        for kind, numbers in places.items()
+    }
+    jobs = [arriving(job(name, 20_000, 5_000.0, least=size, most=size), 0.0) for name, size in PAIRS.items()]
+    wide = arriving(job("wide", 1_200, due_s, least=4, most=4), 0.0)
+    overheads = Overheads(change_s=CHANGE_S)
+    snapshot = Snapshot(now_s=0.0, cluster=topology, jobs=(*jobs, wide), allocations=held, overheads=overheads)
+    costs = costs_of(overheads, 4)
+    state = State(ReservationTable(16, 0.0, costs))
+    state.change_s = CHANGE_S
+    state.record_devices(0.0, held)
+    state.reservations.begin(0.0, costs, 100_000)
+    for view in (*jobs, wide):
+        name = view.job.job_id
+        if name.startswith("spare"):
+            continue
+        size = view.job.max_workers
+        entry = entry_of(PromiseRow(view), view.job.total_steps, since_s=0.0, held=0 if name == "wide" else size)
+        entry.is_promised = True
+        state.reservations.put(entry)
+    # Best effort gives its devices up.
+    placed = assign_devices(state, StayingJobs(), snapshot, {}, {}, 100_000)
+    entry = state.reservations.entries["wide"]
+    assert len({device.partition("/")[0] for device in placed["wide"].device_ids}) == nodes
+    assert entry.is_late == is_late
+    if ends_s is not None:
+        assert entry.end_s == pytest.approx(ends_s, abs=0.5)
+    others = [who for who in held if who in placed]
+    assert (nodes == 1) == any(placed[who].device_ids != held[who].device_ids for who in others)
+
+
+# --- what a move costs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("most", "changes"), [(1, 2), (2, 1)])
+def test_the_only_worker_of_a_job_moves_by_two_changes_and_only_where_there_is_time_for_both(most, changes) -> None:
+    overheads = Overheads(change_s=CHANGE_S)
+    held = {WorkloadId("sure"): on("n0/0")}
+    costs = costs_of(overheads, 2)
+    for spare_changes in (0.9, 1.1, 1.9, 2.1):
+        due_s = 10.0 + spare_changes * costs.later[1]
+        view = arriving(job("sure", 100, due_s, least=1, most=most), 0.0)
+        snapshot = Snapshot(now_s=0.0, cluster=THREE_PAIRS, jobs=(view,), allocations=held, overheads=overheads)
+        state = State(ReservationTable(6, 0.0, costs))
+        state.change_s = CHANGE_S
+        row = PromiseRow(view)
+        state.lone = {row.job_id} if row.is_lone else set()
+        state.record_devices(0.0, held)
+        state.reservations.begin(0.0, costs, 10_000)
+        entry = entry_of(row, 100.0, since_s=0.0, held=1)
+        assert state.reservations.admit(entry)
+        has_time = spare_changes > changes
+        assert movable_jobs(state) == (["sure"] if has_time else [])
+        moved = {"sure": on("n1/0")}
+        broken = price_changes(state, layout_of(THREE_PAIRS), snapshot, moved, set())
+        assert broken == ([] if has_time else ["sure"])
+        if has_time:
+            assert entry.runs[0].overhead_s == pytest.approx(changes * costs.later[1])
 
 
 # --- what was measured ------------------------------------------------------------------------------------------------

@@ -104,6 +104,7 @@ class Decision:
         state.change_s = snapshot.overheads.change_s
         costs = costs_of(snapshot.overheads, largest, announced_falls(snapshot))
         self.reservations.begin(self.now_s, costs, effort, state.held)
+        state.lone = {row.job_id for row in self.rows if row.is_lone}
 
     def run(self) -> None:
         """Decide. Each step works on what the steps before it left in the reservation table."""

@@ -47,6 +47,7 @@ class State:
     a promise or a guaranteed minimum cannot wait for, in this decision. `trials` holds, for each job that is or was
     tried on more devices, their number (0: no trial now) and the number of trials so far.
 
+    `lone` are the jobs that have no more than one worker: one that moves is stopped and starts anew, two changes.
     `lent` are the services with a first replica on a device that a promise needs later, and when each has to leave.
     `waits` are those that are asked and have no device, and when they can have one. `given_up` says why promised jobs
     are late. `price_s` is what a device-second was worth at the last decision, `conditions` what deadlines wait for
@@ -73,6 +74,7 @@ class State:
         # The speeds of these without that factor: dividing by it would not give the same bits.
         self.full_rates: dict[str, Sequence[float]] = {}
         self.newcomers: set[str] = set()
+        self.lone: set[WorkloadId] = set()
         self.num_gone = 0
         self.notes: dict[WorkloadId, str] = {}
         self.pinned: dict[WorkloadId, Devices] = {}

@@ -67,7 +67,7 @@ def jobs_to_stop_first(
 def hurry(state: State, snapshot: Snapshot, placed: Placed, spare: Container[WorkloadId], workload_id: str) -> bool:
     """Stop the moving jobs of `spare` first that this workload waits for, directly or through others
     (`State.hurried`): it cannot wait until they are warm elsewhere. Returns whether there were any more of them."""
-    found = _waited_for(state, snapshot, placed, WorkloadId(workload_id))
+    found = waited_for(state, snapshot, placed, workload_id)
     more = {who for who in found if who in spare} - state.hurried
     state.hurried |= more
     return bool(more)
@@ -78,14 +78,14 @@ def waits_anew(state: State, snapshot: Snapshot, placed: Placed, workload_id: st
     devices than by the last plan."""
     return any(
         not same_devices(state.devices.get(who), placed[who].device_ids)
-        for who in _waited_for(state, snapshot, placed, WorkloadId(workload_id))
+        for who in waited_for(state, snapshot, placed, workload_id)
     )
 
 
-def _waited_for(state: State, snapshot: Snapshot, placed: Placed, workload_id: WorkloadId) -> set[WorkloadId]:
+def waited_for(state: State, snapshot: Snapshot, placed: Placed, workload_id: str) -> set[WorkloadId]:
     """The moving jobs that hold devices this workload is to get, and those that these wait for."""
     waits, warming = _waits_for(snapshot, placed), _warming(state, snapshot, placed)
-    found, left = set[WorkloadId](), [workload_id]
+    found, left = set[WorkloadId](), [WorkloadId(workload_id)]
     while left:
         who = left.pop()
         others = {warming[device] for device in placed[who].device_ids if device in warming} | waits.get(who, set())

@@ -16,7 +16,7 @@ from springtide.scheduling.policies.springtide.memory import (
     restore_speed,
     same_devices,
 )
-from springtide.scheduling.policies.springtide.moves import Placed
+from springtide.scheduling.policies.springtide.moves import Placed, waited_for
 from springtide.scheduling.policies.springtide.packing import Packing
 from springtide.scheduling.policies.springtide.schedules import (
     accept_places,
@@ -93,8 +93,11 @@ def assign_devices(
                 continue
             if key in scattered:
                 is_planned_anew |= apply_slowdown(state, key, layout, placed)
-            elif key in state.newcomers and num_adjustments[key] > 1:
-                reservations.drop(key)
+            elif key in state.newcomers:
+                if num_adjustments[key] > 1:
+                    reservations.drop(key)
+            else:
+                _settle_others(state, snapshot, placed, fixed, key)
         if (
             not (broken or is_planned_anew)
             and {**services, **_counts(reservations), **spare} == counts
@@ -168,7 +171,7 @@ def _choose_places(
     found = try_place(counts, snapshot, movable=movable, wanted=wanted, budget=budget, rejects=is_scattered)
     if found is not None and not scattered_jobs(state, layout, found):
         return found
-    movable |= {WorkloadId(key) for key in _movable_jobs(state.reservations)} - fixed
+    movable |= {WorkloadId(key) for key in movable_jobs(state)} - fixed
     placed = place(counts, snapshot, movable=movable, wanted=wanted, budget=budget)
     return _pack(state, layout, snapshot, placed, movable, spare, fixed, budget)
 
@@ -244,7 +247,7 @@ def _find_compact_places(
     """Idle compact places for scattered jobs that can afford to move."""
     found: dict[WorkloadId, Devices] = {}
     idle: Blocks | None = None
-    for key in _movable_jobs(state.reservations) if state.slowed else ():
+    for key in movable_jobs(state) if state.slowed else ():
         workload_id = WorkloadId(key)
         if key not in state.slowed or workload_id in fixed:
             continue
@@ -274,19 +277,20 @@ def _counts(reservations: ReservationTable) -> dict[WorkloadId, int]:
     return {workload_id: count for workload_id, count in counts.items() if count}
 
 
-def _movable_jobs(reservations: ReservationTable) -> list[str]:
+def movable_jobs(state: State) -> list[str]:
     """The running jobs that can pay for a move now, from their reserve or from the time left to their deadline."""
     able: list[str] = []
+    reservations = state.reservations
     now_s = reservations.now_s
     for key, entry in reservations.entries.items():
         n = entry.size_at(now_s)
         if not n or n != entry.held:
             continue
-        cost_s = reservations.costs.later[n]
+        cost_s = reservations.costs.later[n] * (2.0 if key in state.lone else 1.0)
         last = entry.runs[-1]
         spare_work = work_done(entry.runs, entry.rates, last.end_s) - _scheduled_work(entry)
         spare_s = spare_work / entry.rates[last.num_devices]
-        if entry.is_late or spare_s >= cost_s or last.end_s + cost_s <= entry.deadline_s:
+        if entry.is_late or spare_s >= cost_s or last.end_s - spare_s + cost_s <= entry.deadline_s:
             able.append(key)
     return able
 
@@ -336,6 +340,19 @@ def _adjust_schedule(
             return True
         restore_speed(state, entry)
     return start_later(reservations, entry)
+
+
+def _settle_others(state: State, snapshot: Snapshot, placed: Placed, fixed: set[WorkloadId], key: str) -> None:
+    """Let other jobs of the table stay where they are, since a promised job would be late if it waited until they have
+    moved: those that only jobs on its devices wait for, or where there are none, all."""
+    job_id, entries = WorkloadId(key), state.reservations.entries
+    if not entries[key].is_promised or entries[key].is_late:
+        return
+    mine = set(placed[job_id].device_ids)
+    waited = {who for who in waited_for(state, snapshot, placed, key) if who in entries} - fixed
+    indirect = {who for who in waited if mine.isdisjoint(snapshot.allocations[who].device_ids)}
+    settled = indirect or {WorkloadId(who) for who in entries if who in snapshot.allocations}
+    fixed |= settled - {job_id}
 
 
 def _go_on_as_committed(reservations: ReservationTable, entry: Entry) -> bool:

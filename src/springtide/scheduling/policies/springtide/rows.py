@@ -58,6 +58,7 @@ class PromiseRow:
         "deadline_s",
         "is_first_run",
         "is_known",
+        "is_lone",
         "is_settled",
         "job_id",
         "rates",
@@ -78,6 +79,7 @@ class PromiseRow:
         job, curve = view.job, curve_of(view)
         self.job_id: WorkloadId = job.job_id
         most = min(view.bounds.max_workers, job.num_virtual_shards)
+        self.is_lone = job.elastic and most <= job.devices_each
         rates = interpolate(job.profile_steps_per_s, most) if curve.source == "profile" else curve.steps_per_s
         self.scale = 1.0
         if curve.source == "profile" and curve.sizes:

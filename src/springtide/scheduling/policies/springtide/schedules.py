@@ -50,7 +50,7 @@ def price_changes(
             restore_speed(state, entry)
         n = allocation.num_devices
         wait_s = waits_s.get(workload_id, 0.0)
-        cost_s = _change_cost_s(state, layout, allocation) + wait_s
+        cost_s = _change_cost_s(state, layout, snapshot, WorkloadId(key), allocation) + wait_s
         if first.start_s >= now_s and first.overhead_s == cost_s:
             continue
         remaining = [run for run in entry.runs if run.end_s > now_s]
@@ -81,7 +81,7 @@ def can_wait(
     entry = reservations.entries[workload_id]
     if not entry.is_promised or entry.is_late:
         return True
-    first, cost_s = entry.runs[0], _change_cost_s(state, layout, placed[workload_id])
+    first, cost_s = entry.runs[0], _change_cost_s(state, layout, snapshot, workload_id, placed[workload_id])
     is_behind = reservations.now_s + cost_s > first.start_s + first.overhead_s
     if not is_behind and not waits_anew(state, snapshot, placed, workload_id):
         return True
@@ -106,7 +106,7 @@ def accept_places(
         slow_down(state, entry, placed_factor(layout, allocation.device_ids))
         remaining = [run for run in entry.runs if run.end_s > now_s]
         wait_s = waits_s.get(WorkloadId(key), 0.0)
-        cost_s = _change_cost_s(state, layout, allocation) + wait_s
+        cost_s = _change_cost_s(state, layout, snapshot, WorkloadId(key), allocation) + wait_s
         runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs)
         is_held_up = wait_s and entry.is_promised and not fits(reservations, entry, runs)
         if is_held_up and hurry(state, snapshot, placed, spare, key):
@@ -158,10 +158,15 @@ def apply_slowdown(state: State, key: str, layout: Layout, placed: Placed) -> bo
     return True
 
 
-def _change_cost_s(state: State, layout: Layout, allocation: PoolAllocation) -> float:
-    """What a change to these devices costs; it is less on a block that a job has been on before."""
+def _change_cost_s(
+    state: State, layout: Layout, snapshot: Snapshot, workload_id: WorkloadId, allocation: PoolAllocation
+) -> float:
+    """What a change to these devices costs; it is less on a block that a job has been on before. A job that moves
+    with its only worker is stopped and starts again."""
     has_been_used = state.is_used(layout, allocation.device_ids)
-    return state.change_s + PAD_S if has_been_used else state.reservations.costs.later[allocation.num_devices]
+    cost_s = state.change_s + PAD_S if has_been_used else state.reservations.costs.later[allocation.num_devices]
+    held = snapshot.allocations.get(workload_id) if workload_id in state.lone else None
+    return cost_s if held is None or set(allocation.device_ids) & set(held.device_ids) else 2.0 * cost_s
 
 
 def drop_newcomer(state: State, key: str) -> None:
