@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from springtide.client.api import connect as connect
     from springtide.client.applications import asgi as asgi
     from springtide.client.applications import process as process
+    from springtide.client.calls.services import deployed as deployed
     from springtide.client.datasets import append_dataset as append_dataset
     from springtide.client.datasets import close_dataset as close_dataset
     from springtide.client.datasets import dataset as dataset
@@ -71,6 +72,7 @@ _PUBLIC = {
     "connect": "springtide.client.api",
     "dataset": "springtide.client.datasets",
     "datasets": "springtide.client.datasets",
+    "deployed": "springtide.client.calls.services",
     "jax_model": "springtide.client.models",
     "llm": "springtide.client.llm.declaration",
     "model_path": "springtide.client.saved_models",

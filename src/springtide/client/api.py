@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 import httpx2
 import msgspec
 
+from springtide.client.calls.answers import (
+    NOT_RUNNING,
+    AnswerT,
+    ConnectionLost,
+    answer_of,
+    decode_answer,
+    encode_body,
+    error_of,
+    events_of,
+    items_of,
+    lines_of,
+    outputs_of,
+    transport_errors,
+)
 from springtide.client.sources.body import SourceLike, source_body
 from springtide.client.sources.source import SentFolder
 from springtide.core.decoding import decode_json
 from springtide.core.errors import (
     BackendError,
-    CapacityError,
-    Conflict,
     InvalidRequest,
-    NoRoomBeside,
-    NotFound,
-    SpringtideError,
     Unauthorized,
 )
 from springtide.core.status.api_keys import ApiKeyStatus, NewApiKey
@@ -57,28 +64,11 @@ CONNECT_TIMEOUT_S = 5.0
 INFER_TIMEOUT_S = 120.0
 # Longer than the platform's interval between keep-alive lines of a stream.
 STREAM_SILENCE_S = 60.0
-MAX_LINE_BYTES = 64 * 1024 * 1024
-NOT_RUNNING = "no platform is running; start one with `springtide up`"
-_ERRORS: Mapping[int, type[InvalidRequest]] = {401: Unauthorized, 404: NotFound, 409: Conflict}
-# The error code for a failure of the platform itself, as opposed to a lack of capacity.
-_UNAVAILABLE = "unavailable"
-_STREAMS = ("application/x-ndjson", "text/event-stream")
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-
-AnswerT = TypeVar("AnswerT")
 
 
 class _Address(msgspec.Struct):
     url: str
-
-
-class _ProblemDetail(msgspec.Struct):
-    message: str
-    code: str = ""
-
-
-class _Problem(msgspec.Struct):
-    error: _ProblemDetail
 
 
 class Client:
@@ -120,6 +110,11 @@ class Client:
         """Close every socket. The client cannot be used afterwards."""
         self._http.close()
 
+    @property
+    def authorization(self) -> str:
+        """The value of the Authorization header of its requests, which is a secret."""
+        return str(self._http.headers["Authorization"])
+
     # --- the platform -----------------------------------------------------------------------------------------------
 
     def status(self) -> PlatformStatus:
@@ -128,9 +123,9 @@ class Client:
 
     def stream(self, after_seq: int = -1) -> Iterator[PlatformStatus]:
         """Yield the status now and after every change, until the platform ends; `after_seq` is the last one known."""
-        with self._open("/v1/stream", {"after_seq": after_seq}) as response, _transport_errors():
-            for event in _events(response):
-                yield _decode(event, PlatformStatus)
+        with self._open("/v1/stream", {"after_seq": after_seq}) as response, transport_errors():
+            for event in events_of(response):
+                yield decode_answer(event, PlatformStatus)
 
     def series(self, job_id: str) -> ProgressSeries:
         """Loss, speed and number of workers of a job over time, oldest point first. Raises NotFound."""
@@ -191,7 +186,7 @@ class Client:
         timeout_s = REQUEST_TIMEOUT_S if folder is None else FOLDER_TIMEOUT_S
         try:
             return self.request("POST", "/v1/jobs", JobStatus, body=body, headers=headers, timeout_s=timeout_s)
-        except _ConnectionLost:
+        except ConnectionLost:
             return self.request("POST", "/v1/jobs", JobStatus, body=body, headers=headers, timeout_s=timeout_s)
 
     def quote(self, name: str, source: SourceLike, options: Mapping[str, Any] | None = None) -> Quote:
@@ -210,7 +205,7 @@ class Client:
     def artifact(self, job_id: str, name: str) -> Iterator[bytes]:
         """The content of a file that a job left, piece by piece. Raises NotFound."""
         path = f"/v1/jobs/{_part(job_id)}/artifacts/{quote(name)}"
-        with self._open(path, {}, timeout_s=ARTIFACT_TIMEOUT_S) as response, _transport_errors():
+        with self._open(path, {}, timeout_s=ARTIFACT_TIMEOUT_S) as response, transport_errors():
             yield from response.iter_bytes()
 
     def cancel(self, job_id: str) -> JobStatus:
@@ -305,7 +300,14 @@ class Client:
         return self.request("DELETE", f"/v1/keys/{_part(name)}", ApiKeyStatus)
 
     def infer(
-        self, service_name: str, payload: Any = None, /, *, timeout_s: float = INFER_TIMEOUT_S, **inputs: Any
+        self,
+        service_name: str,
+        payload: Any = None,
+        /,
+        *,
+        timeout_s: float = INFER_TIMEOUT_S,
+        request_headers: Mapping[str, str] | None = None,
+        **inputs: Any,
     ) -> Any:
         """Call `predict` of a service with one JSON object or with keywords, and return its outputs.
 
@@ -313,20 +315,29 @@ class Client:
         BackendError (no answer within `timeout_s` seconds, or predict failed).
         """
         body = _arguments(payload, inputs)
-        answer = self.request("POST", f"/f/{_part(service_name)}", dict[str, Any], body=body, timeout_s=timeout_s)
-        return answer["outputs"] if set(answer) == {"outputs"} else answer
+        path, headers = f"/f/{_part(service_name)}", request_headers
+        answer = self.request("POST", path, dict[str, Any], body=body, headers=headers, timeout_s=timeout_s)
+        return outputs_of(answer)
 
     def infer_stream(
-        self, service_name: str, payload: Any = None, /, *, timeout_s: float = INFER_TIMEOUT_S, **inputs: Any
+        self,
+        service_name: str,
+        payload: Any = None,
+        /,
+        *,
+        timeout_s: float = INFER_TIMEOUT_S,
+        request_headers: Mapping[str, str] | None = None,
+        **inputs: Any,
     ) -> Iterator[Any]:
         """Call a `predict` that yields and yield its items as they come; closing the iterator cancels the call.
 
         `timeout_s` is the longest wait for an item. Raises as `infer`, also when the answer breaks off.
         """
-        body, headers = _encode(_arguments(payload, inputs)), {"Accept": "text/event-stream"}
+        body, headers = encode_body(_arguments(payload, inputs)), dict(request_headers or {})
+        headers["Accept"] = "text/event-stream"
         path, headers["Content-Type"] = f"/f/{_part(service_name)}", "application/json"
-        with self._open(path, {}, timeout_s=timeout_s, body=body, headers=headers) as response, _transport_errors():
-            yield from _items(response)
+        with self._open(path, {}, timeout_s=timeout_s, body=body, headers=headers) as response, transport_errors():
+            yield from items_of(response)
 
     # --- jobs and services ------------------------------------------------------------------------------------------
 
@@ -334,9 +345,9 @@ class Client:
         """Set the bounds on a job's workers or a service's replicas. Raises NotFound, Conflict, InvalidRequest."""
         body = {"minimum": minimum, "maximum": maximum}
         answer = self.request("POST", f"/v1/workloads/{_part(workload_id)}/scale", msgspec.Raw, body=body)
-        if "job_id" in _decode(answer, dict[str, Any]):
-            return _decode(answer, JobStatus)
-        return _decode(answer, ServiceStatus)
+        if "job_id" in decode_answer(answer, dict[str, Any]):
+            return decode_answer(answer, JobStatus)
+        return decode_answer(answer, ServiceStatus)
 
     def why(self, workload_id: str) -> Explanation:
         """The reason for a workload's present state, and what would change it. Raises NotFound."""
@@ -356,8 +367,8 @@ class Client:
         params = {"replica": replica or "", "tail": tail, "follow": str(follow).lower()}
         path = f"/v1/workloads/{_part(workload_id)}/logs"
         timeout_s = STREAM_SILENCE_S if follow else REQUEST_TIMEOUT_S
-        with self._open(path, params, timeout_s=timeout_s) as response, _transport_errors():
-            for line in _lines(response):
+        with self._open(path, params, timeout_s=timeout_s) as response, transport_errors():
+            for line in lines_of(response):
                 yield line.decode("utf-8", "replace")
 
     # --- requests ---------------------------------------------------------------------------------------------------
@@ -381,16 +392,12 @@ class Client:
         content = None
         if body is not None:
             is_raw = isinstance(body, bytes)
-            content = body if is_raw else _encode(body)
+            content = body if is_raw else encode_body(body)
             sent["Content-Type"] = "application/octet-stream" if is_raw else "application/json"
         timeout = httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
-        with _transport_errors():
+        with transport_errors():
             response = self._http.request(method, path, content=content, params=params, headers=sent, timeout=timeout)
-        if response.is_success and response.headers.get("content-type", "") in _STREAMS:
-            raise InvalidRequest("the service answers with a stream of items; use infer_stream for it")
-        if response.is_success:
-            return _decode(response.content, answer_type)
-        raise _error_of(response)
+        return answer_of(response, answer_type)
 
     @contextmanager
     def _open(
@@ -406,17 +413,13 @@ class Client:
         timeout = httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         method, given = "GET" if body is None else "POST", dict(headers or {})
         with (
-            _transport_errors(),
+            transport_errors(),
             self._http.stream(method, path, params=params, content=body, headers=given, timeout=timeout) as response,
         ):
             if not response.is_success:
                 response.read()
-                raise _error_of(response)
+                raise error_of(response)
             yield response
-
-
-class _ConnectionLost(BackendError):
-    """The connection broke after it was open, so it is unknown whether the request was processed."""
 
 
 def connect(url: str | None = None, token: str | None = None, state_dir: str | Path | None = None) -> Client:
@@ -474,112 +477,7 @@ def _part(name: str) -> str:
     return quote(name, safe="")
 
 
-def _encode(value: Any) -> bytes:
-    try:
-        # The standard encoder rejects NaN and infinities; msgspec would silently send null.
-        return json.dumps(msgspec.to_builtins(value), allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(f"this cannot be sent as JSON: {error}; use numbers, strings, lists and dicts") from None
-
-
-def _decode(data: bytes | msgspec.Raw, answer_type: type[AnswerT]) -> AnswerT:
-    try:
-        return decode_json(data, answer_type)
-    except (ValueError, RecursionError) as error:
-        raise BackendError(f"the platform's answer cannot be read ({error}); is it another version?") from None
-
-
-def _error_of(response: httpx2.Response) -> SpringtideError:
-    """The error for an unsuccessful response, with the platform's sentence as its message."""
-    try:
-        problem = decode_json(response.content, _Problem).error
-    except (ValueError, RecursionError):
-        problem = _ProblemDetail(f"the platform answered {response.status_code} without a reason")
-    message = problem.message
-    if response.status_code in (429, 503) and problem.code != _UNAVAILABLE and "retry-after" in response.headers:
-        return CapacityError(message, _retry_after_s(response))
-    if problem.code == NoRoomBeside.code:
-        return NoRoomBeside(message)
-    if response.status_code in _ERRORS:
-        return _ERRORS[response.status_code](message)
-    return InvalidRequest(message) if 400 <= response.status_code < 500 else BackendError(message)
-
-
-def _lines(response: httpx2.Response) -> Iterator[bytes]:
-    """The lines of a streamed answer, split at newlines only: text may hold other line-breaking characters."""
-    pending: list[bytes] = []
-    num_bytes = 0
-    for chunk in response.iter_bytes():
-        first, *others = chunk.split(b"\n")
-        pending.append(first)
-        num_bytes += len(first)
-        for other in others:
-            yield b"".join(pending)
-            pending, num_bytes = [other], len(other)
-        if num_bytes > MAX_LINE_BYTES:
-            raise BackendError("the platform sent a line that is too long to be one")
-    if num_bytes:
-        yield b"".join(pending)
-
-
-def _events(response: httpx2.Response) -> Iterator[bytes]:
-    """The data of each server-sent event."""
-    data: list[bytes] = []
-    for line in _lines(response):
-        if line.startswith(b"data:"):
-            data.append(line.removeprefix(b"data:").removeprefix(b" "))
-        elif not line and data:
-            yield b"\n".join(data)
-            data = []
-
-
-def _items(response: httpx2.Response) -> Iterator[Any]:
-    """The items of a service's answer: values, or the texts of `st.sse`. Raises BackendError if it breaks off."""
-    if not response.headers.get("content-type", "").startswith("text/event-stream"):
-        # No stream: the service has one answer.
-        answer = _decode(response.read(), dict[str, Any])
-        yield answer["outputs"] if set(answer) == {"outputs"} else answer
-        return
-    data: list[bytes] = []
-    is_error = False
-    for line in _lines(response):
-        if line == b"event: error":
-            is_error = True
-        elif line.startswith(b"data:"):
-            data.append(line.removeprefix(b"data:").removeprefix(b" "))
-        elif not line and data:
-            text, data = b"\n".join(data), []
-            if is_error:
-                raise BackendError(_decode(text, _Problem).error.message)
-            try:
-                yield decode_json(text, Any)
-            except ValueError:
-                yield text.decode("utf-8", "replace")
-
-
 def _arguments(payload: Any, inputs: dict[str, Any]) -> Any:
     if payload is not None and inputs:
         raise InvalidRequest("give the arguments of predict as one object or as keywords, not both")
     return payload if payload is not None else inputs
-
-
-def _retry_after_s(response: httpx2.Response) -> float:
-    try:
-        seconds = float(response.headers.get("retry-after", "1"))
-    except ValueError:
-        return 1.0
-    return seconds if math.isfinite(seconds) and seconds >= 0 else 1.0
-
-
-@contextmanager
-def _transport_errors() -> Iterator[None]:
-    try:
-        yield
-    except httpx2.ConnectError:
-        raise BackendError(NOT_RUNNING) from None
-    except httpx2.TimeoutException:
-        raise BackendError("the platform did not answer in time; `springtide status` shows whether it lives") from None
-    except httpx2.InvalidURL as error:
-        raise InvalidRequest(f"the platform's address is not one: {error}") from None
-    except httpx2.HTTPError as error:
-        raise _ConnectionLost(f"the connection to the platform was lost: {error}") from None

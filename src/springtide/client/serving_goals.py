@@ -25,7 +25,8 @@ class ServeKeywords(TypedDict, total=False):
     `in_flight`: concurrent requests for which one more replica is started (8). `capacity`: requests per second that
     one replica answers within `slo`; the number of replicas then follows the load over time. `max_batch`: most items
     predicted together; `max_body`: MiB that the body of one call may have (1); `concurrency`: calls that a replica
-    works on at a time (1, and 64 if `predict` is async); `batch_wait`: how long a request waits for others.
+    works on at a time (1, and 64 if `predict` is async); `calls`: the services that its code may call with
+    `st.deployed`; `batch_wait`: how long a request waits for others.
     `start_timeout`: what a replica may take to load ("10m"). `gpu`: the fraction of a device that each replica is
     guaranteed, with up to twice as much if it is free; `share`: both bounds, such as (0.3, 0.6), or "auto" (from
     `springtide profile FILE --shares`); `memory`: its device memory, such as "4GB". With a share, `gpu` 2, 4 or 8 says
@@ -38,6 +39,7 @@ class ServeKeywords(TypedDict, total=False):
     max_batch: int
     max_body: int
     concurrency: int | None
+    calls: Sequence[str]
     in_flight: int
     batch_wait: str | float
     start_timeout: str | float | None

@@ -25,7 +25,8 @@ _QUANTITY_UNITS = {
     **{f"{prefix}i": Decimal(1024) ** power for power, prefix in enumerate("KMGTPE", start=1)},
 }
 _FRACTION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)")
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+MAX_NAME_CHARS = 63
+_NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{MAX_NAME_CHARS - 1}}}")
 
 
 def parse_duration_s(value: str | float, what: str = "duration") -> float:

@@ -28,6 +28,11 @@ def gateway_token(key: str) -> str:
     return _derive(key.encode(), "gateway", "")
 
 
+def service_secret(key: bytes, service_id: WorkloadId, revision: int) -> str:
+    """What the replicas of one revision of a service call other services with, derived from the platform's token."""
+    return _derive(key, "caller", f"{revision}/{service_id}")
+
+
 def group_key(key: str, generation: int) -> str:
     """The key of the members of one group, derived from their workload's key. It comes with the order to form it."""
     return _derive(key.encode(), "group", str(generation))

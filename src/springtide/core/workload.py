@@ -25,6 +25,8 @@ MAX_UNFINISHED = 1000
 MAX_BODY_MIB = 8
 # Calls that one replica may work on at a time.
 MAX_CONCURRENCY = 1024
+# How many services the code of one may call.
+MAX_CALLED_SERVICES = 64
 
 
 # How the learning rate follows the batch: in proportion, by the root, by AdaScale's gain, or not at all.
@@ -311,7 +313,7 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     its start is ended (0: it may take any time). `env`, `secrets` and `packages` are as in TrainingJob. Each replica
     holds `share` of `devices_each` devices of one node (1, 2, 4 or 8; without a share always 1). The body of one call
     has at most `max_body_mib` MiB. `concurrency` is how many calls a replica works on at a time (None: 1, and 64 where
-    `predict` is async).
+    `predict` is async). Its code may call the services `calls`.
     """
 
     service_id: WorkloadId
@@ -338,6 +340,7 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     devices_each: int = 1
     max_body_mib: int = 1
     concurrency: int | None = None
+    calls: tuple[str, ...] = ()
 
 
 class WatchRule(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,16 +41,28 @@ class _Frame(msgspec.Struct, frozen=True, tag_field="frame", tag=True, kw_only=T
     pass
 
 
+class CallOrigin(msgspec.Struct, frozen=True, array_like=True):
+    """The request behind a call, as it is passed on to the services that the call calls.
+
+    Of a batch of several requests it is the highest of their priorities alone. `priority` is high, normal or low.
+    """
+
+    priority: str = "normal"
+    request_id: bytes = b""
+    traceparent: bytes = b""
+
+
 class Predict(_Frame, frozen=True, kw_only=True):
     """To the replica: answer these calls together. Each call is a JSON object that maps parameters to values.
 
     `timeout_s` is how long the last of them is waited for (0: not known); a replica whose code runs on long after that
-    is replaced.
+    is replaced. `origin` is told where the code may call other services.
     """
 
     batch_id: int
     calls: tuple[bytes, ...]
     timeout_s: float = 0.0
+    origin: CallOrigin | None = None
 
 
 class HttpHead(msgspec.Struct, frozen=True, array_like=True):
@@ -84,13 +96,16 @@ class Open(_Frame, frozen=True, kw_only=True):
     """To the replica: answer this call with Chunks and an End. `batch_id` is from the same numbers as Predict's.
 
     The replica may send CREDIT_BYTES of chunks, and as many more as Credit says. With `is_sse` it writes the items of a
-    stream as server-sent events. Of a request to an application `http` is the head and `call` the body.
+    stream as server-sent events. Of a request to an application `http` is the head and `call` the body. `timeout_s` and
+    `origin` are as in Predict.
     """
 
     batch_id: int
     call: bytes
     is_sse: bool = False
     http: HttpHead | None = None
+    timeout_s: float = 0.0
+    origin: CallOrigin | None = None
 
 
 class Credit(_Frame, frozen=True, kw_only=True):
@@ -119,6 +134,13 @@ class Ping(_Frame, frozen=True, kw_only=True):
     nonce: int = 0
 
 
+class Identify(_Frame, frozen=True, kw_only=True):
+    """To the replica, before any call: with this secret its code may call services at `url`, a platform's address."""
+
+    url: str
+    secret: str
+
+
 class Greet(_Frame, frozen=True, kw_only=True):
     """To the replica, in answer to its Challenge: the gateway's own nonce, and its proof that it knows the secret."""
 
@@ -136,11 +158,13 @@ class Welcome(_Frame, frozen=True, kw_only=True):
     """From the replica, before any answer: its identity and its schema.
 
     `proof` shows, over a network, that the replica knows the secret too: another process may have its address by now.
+    `takes_identity`: it knows Identify; replicas of earlier versions do not.
     """
 
     replica_id: ReplicaId
     schema: ServiceSchema
     proof: bytes = b""
+    takes_identity: bool = False
 
 
 class BatchOutcome(msgspec.Struct, frozen=True, array_like=True):
@@ -201,7 +225,7 @@ class Pong(_Frame, frozen=True, kw_only=True):
     is_draining: bool = False
 
 
-Question = Predict | Ping | Greet | Open | Credit | Cancel | Feed
+Question = Predict | Ping | Greet | Open | Credit | Cancel | Feed | Identify
 Reply = Challenge | Welcome | Answered | Draining | Pong | Chunk | End | Taken
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from springtide.core.workload import InferenceService, ReleaseTerms, ReplicaId
+from springtide.serving.frames import Identify
 
 
 class ReplicaRoute(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +27,8 @@ class ServiceRoute(msgspec.Struct, frozen=True, kw_only=True):
 
     `failure` says why the platform no longer starts replicas; the service has to be deployed again. `waits` says why it
     has no replica yet, if that is known, and `waits_s` in how many seconds one can start at the earliest.
-    Of several revisions each has a route, the present one the first; `terms` has one that is being released.
+    Of several revisions each has a route, the present one the first; `terms` has one that is being released. With
+    `identity` its replicas call other services.
     """
 
     service: InferenceService
@@ -35,6 +37,7 @@ class ServiceRoute(msgspec.Struct, frozen=True, kw_only=True):
     waits: str = ""
     waits_s: float | None = None
     terms: ReleaseTerms | None = None
+    identity: Identify | None = None
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):

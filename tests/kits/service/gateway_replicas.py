@@ -115,10 +115,14 @@ class FakeReplica:
 
 
 def make_service(name="double", **changes):
-    settings = {"batch_wait_s": 0.002, "max_batch_size": 8, "max_queue": 64, **changes}
-    return InferenceService(
-        service_id=WorkloadId(f"{name}-1"), name=name, entrypoint=Entrypoint(source_path="x.py"), **settings
-    )
+    settings = {
+        "batch_wait_s": 0.002,
+        "max_batch_size": 8,
+        "max_queue": 64,
+        "entrypoint": Entrypoint(source_path="x.py"),
+        **changes,
+    }
+    return InferenceService(service_id=WorkloadId(f"{name}-1"), name=name, **settings)
 
 
 class Harness:

@@ -10,7 +10,7 @@ import click
 
 from springtide.cli.jobs.variables import read_variables
 from springtide.cli.session import refuse
-from springtide.core.options.kinds import Choice, Count, Number, Params, SecretNames, Toggle, Variables
+from springtide.core.options.kinds import Choice, Count, Number, Params, SecretNames, ServiceNames, Toggle, Variables
 from springtide.core.options.option import FlagText, Option, Table
 from springtide.core.options.variables import secret_sources
 
@@ -73,7 +73,7 @@ def _flag(option: Option, text: FlagText) -> Callable[[CommandT], CommandT]:
             settings["type"] = click.IntRange(min=lowest)
         case Number():
             settings["type"] = float
-        case Params() | SecretNames():
+        case Params() | SecretNames() | ServiceNames():
             settings["multiple"] = True
         case Variables():
             return _variable_flags(option.name, text)

@@ -78,6 +78,7 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
             "devices_each": (1,),
             "max_body_mib": (1,),
             "concurrency": (None,),
+            "calls": ((),),
         },
         "ProgressReported": {"is_diverged": (False,), "diverged_at_step": (None,), "exact_obstacle": None},
         "JobFinished": {"diverged_at_step": (None,)},

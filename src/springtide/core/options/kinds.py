@@ -17,7 +17,7 @@ from springtide.core.function_search import BatchPhase
 from springtide.core.options.packages import MAX_REQUIREMENTS, check_interpreter, check_requirements
 from springtide.core.options.variables import MAX_VARIABLES, check_variables, secret_sources
 from springtide.core.quantities import parse_duration_s, parse_money_usd, validate_name
-from springtide.core.workload import DEVICES_EACH
+from springtide.core.workload import DEVICES_EACH, MAX_CALLED_SERVICES
 
 TEN_YEARS_S = 10 * 365 * 86400.0
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
@@ -239,6 +239,17 @@ class Requirements(OptionKind):
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceNames(OptionKind):
+    """Names of services, each once."""
+
+    max_entries: int = MAX_CALLED_SERVICES
+
+    def sent(self, value: Any, name: str, now: datetime) -> list[str]:
+        """Raises InvalidRequest."""
+        return list(check_service_names(value, name))
+
+
+@dataclass(frozen=True, slots=True)
 class Interpreter(OptionKind):
     """The path of a Python interpreter on the platform's machine; empty for the platform's own."""
 
@@ -290,6 +301,15 @@ class Rates(OptionKind):
 @dataclass(frozen=True, slots=True)
 class Document(OptionKind):
     """An object with fields of its own, which the REST API checks."""
+
+
+def check_service_names(names: object, what: str) -> tuple[str, ...]:
+    """Names of services, each once. Raises InvalidRequest."""
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise InvalidRequest(f'{what} is a list of names of services, such as ["embed"], not {names!r:.80}')
+    if len(names) > MAX_CALLED_SERVICES:
+        raise InvalidRequest(f"{what} names {len(names)} services; at most {MAX_CALLED_SERVICES} are possible")
+    return tuple(dict.fromkeys(validate_name(name, f"{what}: the name") for name in names))
 
 
 def deadline_in_s(value: str | float, now: datetime) -> float:

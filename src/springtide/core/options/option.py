@@ -17,11 +17,23 @@ from springtide.core.options.kinds import (
     Phases,
     Requirements,
     SecretNames,
+    ServiceNames,
     Toggle,
     Variables,
 )
 
-_LEFT_OUT_AT_DEFAULT = (Choice, DeviceCount, Interpreter, Name, Phases, Requirements, SecretNames, Toggle, Variables)
+_LEFT_OUT_AT_DEFAULT = (
+    Choice,
+    DeviceCount,
+    Interpreter,
+    Name,
+    Phases,
+    Requirements,
+    SecretNames,
+    ServiceNames,
+    Toggle,
+    Variables,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from springtide.core.options.kinds import (
     Number,
     Objective,
     Params,
+    ServiceNames,
     Size,
 )
 from springtide.core.options.option import FlagText, ObjectField, Option, RestField, Table
@@ -98,6 +99,14 @@ SERVICE_OPTIONS: Final[Table] = (
             copied_to="workload",
         ),
         object=ObjectField("concurrency", "Calls that a replica works on at a time. Left out: 1; if async, 64."),
+    ),
+    Option(
+        name="calls",
+        kind=ServiceNames(),
+        default=(),
+        flags={"deploy": FlagText("--calls NAME", "A service that its code may call; repeatable. [default: none]")},
+        rest=RestField("calls", "names of the services that its code may call", copied_to="workload"),
+        object=ObjectField("calls", "Names of the services that its code may call. Left out: none."),
     ),
     # Below 1 it is the short form of `share`; above, on how many devices each replica holds its share.
     Option(

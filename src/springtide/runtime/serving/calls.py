@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, runtime_checkable
 
+from springtide.runtime.serving.identity import CALL, CallScope
 from springtide.serving.events import ServerSentEvent, written_item
 from springtide.serving.frames import (
     CHUNK_BYTES,
@@ -86,6 +87,8 @@ class OpenCall:
         # When a cancelled call was cancelled, on the monotonic clock.
         self.cancelled_at_s: float | None = None
         self.http = opened.http
+        is_socket = opened.http is not None and opened.http.is_socket
+        self.scope = CallScope(opened.origin, 0.0 if is_socket else opened.timeout_s)
         self._is_sse = opened.is_sse
         self.has_begun = False
         self._credit = CREDIT_BYTES
@@ -144,6 +147,7 @@ class OpenCall:
         return True
 
     def _send_piece(self, piece: bytes, start: HttpStart | None = None) -> None:
+        self.scope.renew()
         with self._changed:
             self._credit -= len(piece)
         self._send(Chunk(batch_id=self.batch_id, body=piece, is_sse=self._is_sse, start=start))
@@ -255,6 +259,7 @@ def _on_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *gi
 def answered(call: OpenCall, model: CallAnswerer) -> None:
     """Answer a call of a generator on this thread, whatever the user's code raises."""
     began_s = time.perf_counter()
+    CALL.set(call.scope)
     model.began(1)
     try:
         outcome = call.answer(model)
@@ -267,6 +272,7 @@ def answered(call: OpenCall, model: CallAnswerer) -> None:
 async def answered_async(call: AsyncCall, model: CallAnswerer) -> None:
     """Answer a call of async code, whatever it raises, also when this task is cancelled."""
     began_s = time.perf_counter()
+    CALL.set(call.scope)
     model.began(1)
     try:
         outcome = await call.answer_async(model)

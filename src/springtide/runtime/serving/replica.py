@@ -34,6 +34,7 @@ from springtide.runtime.process.share_slot import open_slot
 from springtide.runtime.serving.asgi import ServedApplication
 from springtide.runtime.serving.calls import InvalidCall
 from springtide.runtime.serving.folder import entered_copy
+from springtide.runtime.serving.identity import IDENTITY
 from springtide.runtime.serving.listeners import HandshakeGuard, ReplicaListener, TcpListener, UnixListener
 from springtide.runtime.serving.requests import RequestAnswerer, RunningApplication
 from springtide.runtime.serving.server import Answerer, ReplicaServer
@@ -331,7 +332,7 @@ def run_replica(
     if threading.current_thread() is threading.main_thread():
         _call_at_sigterm(lambda: stop.begin(service.grace_s))
     try:
-        with contextlib.ExitStack() as kept:
+        with IDENTITY.of_replica(service.name, service.calls), contextlib.ExitStack() as kept:
             server = _load(spec, service, link, guard, kept)
             if server is None:
                 return 1

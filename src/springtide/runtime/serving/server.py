@@ -21,6 +21,7 @@ from springtide.core.errors import BackendError
 from springtide.core.wire.workers import FrameDecoder
 from springtide.core.workload import ReplicaId
 from springtide.runtime.serving.calls import AsyncCall, CallAnswerer, OpenCall, answered, answered_async
+from springtide.runtime.serving.identity import CALL, IDENTITY, CallScope
 from springtide.runtime.serving.listeners import MAX_CONNECTIONS, ReplicaListener
 from springtide.serving.frames import (
     MAX_FRAME_BYTES,
@@ -34,6 +35,7 @@ from springtide.serving.frames import (
     End,
     Feed,
     Greet,
+    Identify,
     Open,
     Ping,
     Pong,
@@ -101,7 +103,7 @@ class ReplicaServer:
     def __init__(self, replica_id: ReplicaId, model: Answerer, listener: ReplicaListener) -> None:
         self._model = model
         self._replica_id = replica_id
-        self._welcome = encode_frame(Welcome(replica_id=replica_id, schema=model.schema))
+        self._welcome = encode_frame(Welcome(replica_id=replica_id, schema=model.schema, takes_identity=True))
         self._batches: queue.SimpleQueue[tuple[_Peer, Predict | OpenCall] | None] = queue.SimpleQueue()
         self._calls: dict[tuple[_Peer, int], OpenCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -159,6 +161,7 @@ class ReplicaServer:
                 continue
             thread_id = threading.get_ident()
             self._limits_s[thread_id] = time.monotonic() + (question.timeout_s or math.inf) + self._grace_s
+            CALL.set(CallScope(question.origin, question.timeout_s))
             started_s = time.perf_counter()
             outcomes = self._model.answer(question.calls)
             took_s = time.perf_counter() - started_s
@@ -301,11 +304,15 @@ class ReplicaServer:
         peer.connection.settimeout(None)
         reader.max_frame_bytes = MAX_FRAME_BYTES
         proof = replica_proof(self._listener.token, self._replica_id, challenge, greet.nonce)
-        return encode_frame(Welcome(replica_id=self._replica_id, schema=self._model.schema, proof=proof))
+        schema = self._model.schema
+        return encode_frame(Welcome(replica_id=self._replica_id, schema=schema, proof=proof, takes_identity=True))
 
     def _take(self, peer: _Peer, question: Question) -> None:
         if isinstance(question, _OF_CALLS):
             self._tell(peer, question)
+            return
+        if isinstance(question, Identify):
+            IDENTITY.tell(question)
             return
         with self._lock:
             is_draining, num_outstanding = self._is_draining, self._num_outstanding

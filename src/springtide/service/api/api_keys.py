@@ -28,7 +28,7 @@ from springtide.core.quantities import validate_name
 from springtide.core.status.api_keys import ApiKeyStatus, NewApiKey
 from springtide.service.api import openapi
 from springtide.service.api.routes import encoded, read_body, read_nothing
-from springtide.service.submission.problems import RequestForbidden, problem
+from springtide.service.submission.problems import RequestForbidden, problem, problem_of
 from springtide.service.submission.schemas import ApiKeyIn
 
 KEY_PREFIX = "st_"
@@ -156,9 +156,10 @@ class ApiKeys:
             return [self._status(key) for key in sorted(self._keys.values(), key=lambda key: key.name)]
 
     def admit(self, secret: str, path: str) -> tuple[str, Response | None]:
-        """Return the name of the key with this secret, and the refusal if it has used up its rate.
+        """Return the name of the key with this secret, and the refusal of a path that is not of its services (403), or
+        of a request beyond its rate (429).
 
-        Raises Unauthorized for an unknown secret, RequestForbidden for a path that is not of its services.
+        Raises Unauthorized for an unknown secret.
         """
         match = _SECRET.fullmatch(secret)
         key = self._keys.get(match[1]) if match else None
@@ -172,7 +173,8 @@ class ApiKeys:
         if service is None or (key.services is not None and service not in key.services):
             use.num_refused += 1
             may = "all services" if key.services is None else ", ".join(key.services) or "no service"
-            raise RequestForbidden(f"the key {key.name!r} may call {may}, and nothing else")
+            refused = RequestForbidden(f"the key {key.name!r} may call {may}, and nothing else")
+            return key.name, problem_of(refused)
         use.last_unix_s = now_unix_s
         if key.rate_per_s is not None and (wait_s := use.wait_s(key.rate_per_s, self._now_s())):
             use.num_refused += 1

@@ -19,12 +19,13 @@ from springtide.core.status.admission import AdmissionStatus
 from springtide.service.api import data_routes, openapi, routes
 from springtide.service.api.api_keys import ApiKeys, key_routes
 from springtide.service.api.artifact_routes import artifact_routes
-from springtide.service.api.auth import AccessControl
+from springtide.service.api.auth import AccessControl, NoteRefused
 from springtide.service.api.content_routes import content_routes
 from springtide.service.api.limits import RequestLimits
 from springtide.service.api.live_updates import LiveStreams
 from springtide.service.api.move_routes import move_routes
 from springtide.service.api.release_routes import release_routes
+from springtide.service.api.service_callers import ServiceCallers
 from springtide.service.api.sessions import BrowserSessions, login_routes
 from springtide.service.api.state_routes import cluster_routes, pool_routes, quote_routes, share_routes
 from springtide.service.history.history import HistoryIndex
@@ -56,6 +57,7 @@ def build_api(
     token_place: str = "",
     submissions: Submissions | None = None,
     sessions: BrowserSessions | None = None,
+    note_refused: NoteRefused = lambda scope, name, status, seconds: None,
 ) -> FastAPI:
     """Return the application. Call it before the platform starts: it subscribes to the journal's steps.
 
@@ -65,7 +67,7 @@ def build_api(
     seconds its first answer took after its last start from zero replicas, `admission_of` which requests its gateway
     refuses. `token_place` tells users where to find the token; if it is given, the platform may be called from other
     machines and under any host name. `submissions` replaces the direct submission to the platform. `sessions` are
-    those of browsers; by default they end with the process.
+    those of browsers; by default they end with the process. `note_refused` hears of requests without a right.
     """
     if history is None:
         history = HistoryIndex()
@@ -107,10 +109,9 @@ def build_api(
     add_problem_handlers(app)
     # The middleware added last sees a request first.
     app.add_middleware(RequestLimits)
-    access: dict[str, Any] = {"token": token, "sessions": sessions, "keys": keys}
-    if token_place:
-        access |= {"is_open_to_network": True, "token_place": token_place}
-    app.add_middleware(AccessControl, **access)
+    access: dict[str, Any] = {"is_open_to_network": True, "token_place": token_place} if token_place else {}
+    access |= {"token": token, "sessions": sessions, "keys": keys, "note_refused": note_refused}
+    app.add_middleware(AccessControl, callers=ServiceCallers(token, lambda: platform.view().services), **access)
     return app
 
 

@@ -7,7 +7,8 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -18,9 +19,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from springtide.core.errors import InvalidRequest, SpringtideError, StorageError, Unauthorized
-from springtide.service.api.api_keys import KEY_PREFIX, ApiKeys
+from springtide.service.api.api_keys import KEY_PREFIX, ApiKeys, service_of_path
+from springtide.service.api.service_callers import SERVICE_PREFIX, ServiceCallers
 from springtide.service.api.sessions import BrowserSessions
-from springtide.service.gateway.endpoint import CALLER
+from springtide.service.gateway.endpoint import CALLER, REQUEST_ID, identified
 from springtide.service.gateway.protocol import WITHOUT_TOKEN, is_readiness
 from springtide.service.submission.problems import RequestForbidden, is_inference_protocol, problem, problem_of
 from springtide.storage.files import write_durable
@@ -75,12 +77,18 @@ def load_or_create_token(state_dir: Path) -> str:
     return token
 
 
+# Called with the scope of a request, the service that it is for (empty: none), the status and the seconds.
+NoteRefused = Callable[[Scope, str, int, float], None]
+
+
 class AccessControl:
     """ASGI middleware: allows loopback hosts only, rejects other origins, and requires the token except on open paths.
 
     So it is with WebSockets too, whose handshake it refuses.
 
-    The holder of one of `keys` may call the services of that key, so often a second, and nothing else.
+    The holder of one of `keys` may call the services of that key, so often a second, and nothing else; so may a replica
+    with the identity of its service, as `callers` knows it. `note_refused` is called for each request that is refused
+    here.
 
     With `is_open_to_network` any Host header is allowed: the name of a Service or an ingress, or an address. Pages of
     other sites still cannot use the API, because a browser sends them neither the token nor the cookie. `token_place`
@@ -95,12 +103,14 @@ class AccessControl:
         token: str,
         sessions: BrowserSessions,
         keys: ApiKeys,
+        callers: ServiceCallers,
+        note_refused: NoteRefused = lambda scope, name, status, seconds: None,
         is_open_to_network: bool = False,
         token_place: str = _TOKEN_PLACE,
     ) -> None:
         self._app = app
         self._sessions = sessions
-        self._keys = keys
+        self._keys, self._callers, self._note_refused = keys, callers, note_refused
         self._token = token.encode()
         self._is_open_to_network = is_open_to_network
         self._token_place = token_place
@@ -110,7 +120,7 @@ class AccessControl:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        is_socket = scope["type"] == "websocket"
+        began_s, is_socket = time.perf_counter(), scope["type"] == "websocket"
         if is_socket:
             # It begins with a GET, but what it then sends may change anything.
             scope["method"] = "GET"
@@ -130,10 +140,14 @@ class AccessControl:
         if answer is None:
             await self._app(scope, receive, sender)
         else:
+            if answer.status_code >= 400:
+                answer.headers[REQUEST_ID.decode()] = identified(scope).decode()
+                name = service_of_path(scope["path"]) or ""
+                self._note_refused(scope, name, answer.status_code, time.perf_counter() - began_s)
             await answer(scope, receive, sender)
 
     async def _by_key(self, scope: Scope, key: str) -> Response | None:
-        """The refusal of a request with an API key; None passes it on. Raises SpringtideError."""
+        """The refusal of a request with an API key or an identity; None passes it on. Raises SpringtideError."""
         path: str = scope["path"]
         if _is_open(path):
             return None
@@ -141,6 +155,13 @@ class AccessControl:
             # Clients ask for it with their key, and it needs none.
             scope[WITHOUT_TOKEN] = True
             return None
+        if key.startswith(SERVICE_PREFIX):
+            caller = self._callers.known(key)
+            scope[CALLER] = f"service:{caller.name}"
+            if service_of_path(path) in caller.calls:
+                return None
+            may = ", ".join(caller.calls) or "no service"
+            return problem_of(RequestForbidden(f"the service {caller.name!r} may call {may}, and nothing else"))
         if not self._keys.is_loaded:
             await run_in_threadpool(self._keys.load)
         scope[CALLER], refusal = self._keys.admit(key, path)

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +45,7 @@ from springtide.core.tokens import gateway_token, workload_key
 from springtide.core.workload import WorkloadId
 from springtide.service.api.application import build_api
 from springtide.service.api.dashboard import dashboard_routes
+from springtide.service.api.service_callers import identity_of
 from springtide.service.api.sessions import SESSIONS_FILE, BrowserSessions
 from springtide.service.assembly.cluster_secrets import api_token, master_key, token_secret
 from springtide.service.assembly.kubernetes_functions import ClusterFunctions
@@ -191,12 +193,15 @@ class _ControlPlane:
         registry = CollectorRegistry()
         gateway = Gateway(platform.post, registry=registry, access_log=AccessLog(None))
 
+        url = f"http://{settings.advertise}:{self._listener.getsockname()[1]}"
+
         def update(view: PlatformView) -> None:
             gateway.update(
                 service_routes(
                     view,
                     token_of=lambda service_id: gateway_token(workload_key(key, service_id)),
                     waits_of=self._waiting_reason,
+                    identity_of=partial(identity_of, token=token, url=url),
                 )
             )
 
@@ -219,6 +224,7 @@ class _ControlPlane:
             first_answer_s=gateway.first_answer_s,
             admission_of=gateway.admission,
             sessions=BrowserSessions(self._options.state_dir / SESSIONS_FILE),
+            note_refused=gateway.log,
             token_place=f"the Secret {settings.namespace}/{token_secret(settings)}",
         )
         server = server_of(app)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from springtide.core.workload import MAX_UNFINISHED, WorkloadId
 from springtide.service.api.application import build_api
 from springtide.service.api.auth import load_or_create_token
 from springtide.service.api.dashboard import dashboard_routes
+from springtide.service.api.service_callers import identity_of
 from springtide.service.api.sessions import SESSIONS_FILE, BrowserSessions
 from springtide.service.assembly.function_settings import FunctionSettings
 from springtide.service.assembly.functions import ServiceConnection, connect, node_of
@@ -89,21 +91,19 @@ def serve(options: PlatformOptions) -> int:
     crash_point = crash_point_of(os.environ.get(CRASH_AT, ""))
     machine = discover_node(options.num_slots)
     nodes = split_node(machine, options.pools) if options.pools else (machine,)
-    tide = tide_of(options.day_s)
     listener = bind(options.port)
     executors = _Executors(options.state_dir, nodes, crash_point, options.functions)
     if options.functions is not None:
         nodes = (*nodes, node_of(options.functions))
     price = usual_price_usd(machine) if options.usd_per_device_hour is None else options.usd_per_device_hour
-    policy = policy_with_pools(options.policy, options.pools)
     platform = Platform(
         options.state_dir,
-        policy,
+        policy_with_pools(options.policy, options.pools),
         nodes,
         executors.make_executor,
         crash_point,
         price,
-        tide,
+        tide_of(options.day_s),
         function_status=executors.function_status,
         has_parameter_store=options.functions is not None and bool(options.functions.parameter_store),
         sharing=executors.sharing,
@@ -115,7 +115,9 @@ def serve(options: PlatformOptions) -> int:
         LOG.warning("this control plane was started again: the one before %s", platform.restarted)
     keeper, registry = SecretsKeeper(platform), CollectorRegistry()
     gateway = Gateway(platform.post, registry=registry, access_log=AccessLog(options.state_dir / ACCESS_FILE))
-    platform.subscribe(lambda seq, step, view: gateway.update(service_routes(view)))
+    url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
+    routes_of = partial(service_routes, identity_of=partial(identity_of, token=token, url=url))
+    platform.subscribe(lambda seq, step, view: gateway.update(routes_of(view)))
     app = build_api(
         platform,
         token=token,
@@ -126,13 +128,13 @@ def serve(options: PlatformOptions) -> int:
         first_answer_s=gateway.first_answer_s,
         admission_of=gateway.admission,
         sessions=BrowserSessions(options.state_dir / SESSIONS_FILE),
+        note_refused=gateway.log,
     )
     server = server_of(app)
-    url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
     try:
         platform.start(on_stop=lambda: setattr(server, "should_exit", True))
         keeper.sweep()
-        gateway.update(service_routes(platform.view()))
+        gateway.update(routes_of(platform.view()))
         address = Address(pid=os.getpid(), url=url, version=springtide.__version__)
         write_durable(options.state_dir / "platform.json", msgspec.json.encode(address))
         LOG.info("springtide %s is up at %s with %d devices", springtide.__version__, url, len(machine.devices))

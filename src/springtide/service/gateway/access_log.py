@@ -1,4 +1,7 @@
-"""The access log of services: a line of JSON for each request that reached the gateway. Many lines share a write."""
+"""The access log of services: a line of JSON for each request to the gateway, and each that was refused before it.
+
+Many lines share a write.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,11 @@ _TRACE = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
 
 
 class Access(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request. `caller` is the name of its API key; `trace_id` that of its `traceparent`. Its query is left out."""
+    """One request. Its query is left out.
+
+    `caller` is the name of its API key, or `service:` and the name of the service whose code sent it; `trace_id` is
+    that of its `traceparent`.
+    """
 
     unix_s: float
     request_id: str

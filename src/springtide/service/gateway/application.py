@@ -55,7 +55,7 @@ from springtide.service.gateway.requests import GatewayReply, RequestTerms, unti
 from springtide.service.gateway.revisions import RevisionGone, ServiceRevisions, gone_for_good
 from springtide.serving.admission import Priority
 from springtide.serving.events import EVENT_STREAM, JSON_LINES
-from springtide.serving.frames import HttpHead
+from springtide.serving.frames import CallOrigin, HttpHead
 from springtide.serving.router import ReplicaRoute, ServiceRoute
 from springtide.serving.schema import Call, ServiceSchema, check_call, parse_json
 
@@ -73,6 +73,7 @@ _REVISION = b"x-springtide-revision"
 _SESSION = b"x-springtide-session"
 _PRIORITY = b"x-springtide-priority"
 _TRACEPARENT = b"traceparent"
+_MAX_TRACE_BYTES = 512
 _PRIORITIES: Mapping[bytes, Priority] = MappingProxyType({b"high": "high", b"normal": "normal", b"low": "low"})
 
 
@@ -209,21 +210,26 @@ class Gateway:
                 await loop.run_in_executor(None, self._access_log.write, lines)
             await asyncio.sleep(_TICK_S)
 
+    def log(self, scope: Scope, name: str, status: int, seconds: float) -> None:
+        """Add a line to the access log: of a request to the service `name`, or of one that was refused before."""
+        if self._access_log is None:
+            return
+        queue: ServiceQueue | None = scope.get(ANSWERED_BY)
+        self._access_log.note(
+            request_id=header_of(scope, REQUEST_ID) or b"",
+            method=scope["method"],
+            path=scope["path"],
+            status=status,
+            seconds=seconds,
+            service=name if name in self._services else "",
+            revision=0 if queue is None else queue.service.revision,
+            caller=scope.get(CALLER, ""),
+            traceparent=header_of(scope, _TRACEPARENT),
+        )
+
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         name = scope["path_params"].get("name", "").partition("@")[0]
-        if self._access_log is not None:
-            queue: ServiceQueue | None = scope.get(ANSWERED_BY)
-            self._access_log.note(
-                request_id=header_of(scope, REQUEST_ID) or b"",
-                method=scope["method"],
-                path=scope["path"],
-                status=status,
-                seconds=seconds,
-                service=name if name in self._services else "",
-                revision=0 if queue is None else queue.service.revision,
-                caller=scope.get(CALLER, ""),
-                traceparent=header_of(scope, _TRACEPARENT),
-            )
+        self.log(scope, name, status, seconds)
         if name in self._services and (scope["method"] == "POST" or "path" in scope["path_params"]):
             # Only deployed services become labels, because callers can put any name into a path.
             self._metrics.answered(name, status, seconds)
@@ -261,6 +267,9 @@ class Gateway:
         """Return a successful answer and its headers. Raises the error to answer with."""
         service, loop = self._services[queue.service.name], asyncio.get_running_loop()
         began_s, terms = loop.time(), self._terms(scope)
+        if queue.service.calls:
+            request_id, trace = header_of(scope, REQUEST_ID) or b"", header_of(scope, _TRACEPARENT) or b""
+            terms = replace(terms, origin=CallOrigin(terms.priority, request_id, trace[:_MAX_TRACE_BYTES]))
         try:
             while True:
                 try:

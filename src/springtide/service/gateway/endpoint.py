@@ -36,7 +36,7 @@ REQUEST_ID = b"x-request-id"
 _MAX_ID_BYTES = 128
 # Under this key of the scope is the queue that has answered, after the answer.
 ANSWERED_BY = "springtide:answered_by"
-# And under this one the name of the API key that the request came with.
+# And under this one the name of the API key that the request came with, or `service:` and that of the calling service.
 CALLER = "springtide:caller"
 Headers = tuple[tuple[bytes, bytes], ...]
 _CODES = {
@@ -106,7 +106,7 @@ class Endpoint:
             scope["method"] = "GET"
             await receive()
             send = _as_refusal(send)
-        request_id = _identified(scope)
+        request_id = identified(scope)
         try:
             reply = _naming(request_id, await self._answer(scope, receive))
         except ClientGone:
@@ -204,7 +204,7 @@ async def _abort(scope: Scope) -> None:
         await asyncio.sleep(0)
 
 
-def _identified(scope: Scope) -> bytes:
+def identified(scope: Scope) -> bytes:
     """The request's id: what it came with, if that is up to 128 printable characters, else a new one, which it gets."""
     given = header_of(scope, REQUEST_ID)
     if given and len(given) <= _MAX_ID_BYTES and given.isascii() and given.decode().isprintable():

@@ -20,7 +20,14 @@ from springtide.core.workload import InferenceService, ReplicaId
 from springtide.service.gateway.admission import RequestAdmission
 from springtide.service.gateway.metrics import GatewayMetrics
 from springtide.service.gateway.replica_client import ReplicaClient
-from springtide.service.gateway.requests import DisconnectWatch, GatewayReply, Pending, RequestRefused, RequestTerms
+from springtide.service.gateway.requests import (
+    DisconnectWatch,
+    GatewayReply,
+    Pending,
+    RequestRefused,
+    RequestTerms,
+    origin_of,
+)
 from springtide.service.gateway.scaling import ReplicaAdvice
 from springtide.service.gateway.streams import SWITCHING, AnswerStream, SocketStream
 from springtide.serving.admission import QueueState, bounded_retry_s, calls_ahead, smooth
@@ -32,7 +39,18 @@ from springtide.serving.batcher import (
     form_batch,
     worthwhile_wait_s,
 )
-from springtide.serving.frames import Answered, BatchOutcome, Chunk, Draining, End, HttpHead, HttpStart, Taken
+from springtide.serving.frames import (
+    Answered,
+    BatchOutcome,
+    Chunk,
+    Draining,
+    End,
+    HttpHead,
+    HttpStart,
+    Open,
+    Predict,
+    Taken,
+)
 from springtide.serving.load import LoadWindow, is_worth_reporting
 from springtide.serving.router import ReplicaLoad, ServiceRoute, pick_replica
 from springtide.serving.schema import Call, ServiceSchema
@@ -156,6 +174,7 @@ class ServiceQueue:
                     replica_id,
                     replica.address,
                     token=replica.token,
+                    identity=route.identity,
                     on_ready=self._on_ready,
                     on_answer=self._on_answer,
                     on_chunk=self._on_chunk,
@@ -203,6 +222,7 @@ class ServiceQueue:
             is_alone=self._num_calls_with_next() <= num_ready * self._concurrency,
             accepts_sse=accepts_sse,
             http=http,
+            origin=terms.origin,
         )
         if self.schema is not None:
             pending.call = prepare(self.schema)
@@ -470,12 +490,24 @@ class ServiceQueue:
             pending.queue_s = now_s - pending.arrived_at_s - pending.cold_start_s
             self._queue_seconds.observe(pending.queue_s)
         calls = tuple(pending.call.body for pending in pendings if pending.call is not None)
+        timeout_s = max(pending.deadline_s for pending in pendings) - now_s
         try:
             if self.schema is None or self.schema.kind == "plain":
-                client.predict(batch_id, calls, max(pending.deadline_s for pending in pendings) - now_s)
+                origin = origin_of(pendings)
+                client.ask(Predict(batch_id=batch_id, calls=calls, timeout_s=timeout_s, origin=origin))
             else:
-                client.open(batch_id, calls[0], is_sse=pendings[0].accepts_sse, http=pendings[0].http)
-                pendings[0].cancel = functools.partial(client.cancel, batch_id)
+                alone = pendings[0]
+                client.ask(
+                    Open(
+                        batch_id=batch_id,
+                        call=calls[0],
+                        is_sse=alone.accepts_sse,
+                        http=alone.http,
+                        timeout_s=timeout_s,
+                        origin=alone.origin,
+                    )
+                )
+                alone.cancel = functools.partial(client.cancel, batch_id)
         except BackendError as error:
             for pending in pendings:
                 self._fail(pending, RequestRefused(413, str(error)))

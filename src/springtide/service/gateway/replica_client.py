@@ -21,7 +21,7 @@ from springtide.serving.frames import (
     End,
     Feed,
     Greet,
-    HttpHead,
+    Identify,
     Open,
     Ping,
     Pong,
@@ -60,7 +60,7 @@ class ReplicaClient:
     The owner sets `is_retired`: then it sends nothing more, and the connection is not opened again.
 
     With a `token`, each side proves to the other that it knows the token before any request is sent
-    (serving/frames.py).
+    (serving/frames.py). A replica is told its `identity` before the first call.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class ReplicaClient:
         address: str,
         *,
         token: str = "",
+        identity: Identify | None = None,
         on_ready: Callable[[ReplicaClient, ServiceSchema], None],
         on_answer: Callable[[ReplicaClient, Answered | End | Draining], None],
         on_chunk: Callable[[Chunk | Taken], None] = lambda chunk: None,
@@ -84,6 +85,7 @@ class ReplicaClient:
         self.outstanding: dict[int, None] = {}
         self.problem = ""
         self.token = token
+        self._identity = identity
         self._expected_proof = b""
         self._backoff_s = _FIRST_BACKOFF_S
         self._on_ready = on_ready
@@ -94,15 +96,11 @@ class ReplicaClient:
         self._transport: asyncio.Transport | None = None
         self._task = asyncio.get_running_loop().create_task(self._connect())
 
-    def predict(self, batch_id: int, calls: tuple[bytes, ...], timeout_s: float = 0.0) -> None:
-        """Send a batch. The result arrives through a callback. Raises BackendError if it exceeds the frame limit."""
-        self._ask(Predict(batch_id=batch_id, calls=calls, timeout_s=timeout_s))
+    def ask(self, question: Predict | Open) -> None:
+        """Send a batch, or a call whose answer may be a stream; the result arrives through a callback.
 
-    def open(self, batch_id: int, call: bytes, *, is_sse: bool, http: HttpHead | None = None) -> None:
-        """Send one call, whose answer may be a stream. Raises BackendError as `predict` does."""
-        self._ask(Open(batch_id=batch_id, call=call, is_sse=is_sse, http=http))
-
-    def _ask(self, question: Predict | Open) -> None:
+        Raises BackendError if it exceeds the frame limit.
+        """
         assert self._transport is not None, "it is for connected replicas"
         frame = encode_frame(question)
         self.outstanding[question.batch_id] = None
@@ -190,6 +188,9 @@ class ReplicaClient:
             is_right = bool(self._expected_proof) and is_proof(welcome.proof, self._expected_proof)
             if not is_right or welcome.replica_id != self.replica_id:
                 raise BackendError(f"the process that answers at {self.address} is not {self.replica_id}")
+        if self._identity is not None and welcome.takes_identity:
+            assert self._transport is not None
+            self._transport.write(encode_frame(self._identity))
         self.is_connected = True
         self.problem = ""
         self._backoff_s = _FIRST_BACKOFF_S

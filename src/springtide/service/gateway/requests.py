@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from starlette.types import Receive
 
 from springtide.core.errors import SpringtideError
 from springtide.core.workload import ReplicaId
 from springtide.serving.admission import Priority
-from springtide.serving.frames import BatchOutcome, HttpHead
+from springtide.serving.frames import BatchOutcome, CallOrigin, HttpHead
 from springtide.serving.schema import Call, ServiceSchema
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class RequestTerms:
 
     timeout_s: float
     priority: Priority = "normal"
+    # What the services are told that its call calls; None where it may call none.
+    origin: CallOrigin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,18 @@ class Pending:
     accepts_sse: bool = False
     # The head of a request to an application.
     http: HttpHead | None = None
+    origin: CallOrigin | None = None
     # Tells the replica that the answer is not wanted any more, while it works on the request alone.
     cancel: Callable[[], None] | None = None
+
+
+def origin_of(pendings: Sequence[Pending]) -> CallOrigin | None:
+    """What is told of the requests behind a batch: of several only the highest of their priorities."""
+    origins = [pending.origin for pending in pendings if pending.origin is not None]
+    if len(origins) <= 1:
+        return origins[0] if origins else None
+    found = {origin.priority for origin in origins}
+    return CallOrigin(next(priority for priority in get_args(Priority) if priority in found))
 
 
 async def until_disconnected(receive: Receive) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 
 from springtide.control.records import ReplicaRecord, ReplicaState, ServiceRecord, ServiceState
 from springtide.control.releases.steps import is_left, version_of
-from springtide.core.workload import WorkloadId
+from springtide.core.workload import InferenceService, WorkloadId
 from springtide.service.platform import PlatformView
+from springtide.serving.frames import Identify
 from springtide.serving.router import ReplicaRoute, ServiceRoute
 
 
@@ -17,11 +18,13 @@ def service_routes(
     *,
     token_of: Callable[[WorkloadId], str] = lambda service_id: "",
     waits_of: Callable[[WorkloadId], str] = lambda service_id: "",
+    identity_of: Callable[[InferenceService], Identify | None] = lambda service: None,
 ) -> list[ServiceRoute]:
     """Return the routes of all deployed services. Replicas that were asked to stop are left out at once.
 
     `token_of` returns the secret that a service's replicas share with the gateway (empty where their addresses are
-    private), `waits_of` the backend's reason why requested replicas do not start, if it knows one.
+    private), `waits_of` the backend's reason why requested replicas do not start, if it knows one, `identity_of` what a
+    service's replicas call others with.
     """
     routes: list[ServiceRoute] = []
     for record in view.services.values():
@@ -36,6 +39,7 @@ def service_routes(
                 failure=record.reason if record.state is ServiceState.FAILED else "",
                 waits=_waits(record, view) or waits_of(record.workload_id),
                 waits_s=_waits_s(record, view),
+                identity=identity_of(record.service),
             )
         )
         release = record.release
@@ -43,7 +47,14 @@ def service_routes(
             if any(replica.is_ready for replica in replicas):
                 terms = release.terms if release is not None and release.revision == revision else None
                 service = version_of(record, revision)
-                routes.append(ServiceRoute(service=service, replicas=_replica_routes(replicas, token), terms=terms))
+                routes.append(
+                    ServiceRoute(
+                        service=service,
+                        replicas=_replica_routes(replicas, token),
+                        terms=terms,
+                        identity=identity_of(service),
+                    )
+                )
     return routes
 
 

@@ -30,6 +30,7 @@ from springtide.core.options.kinds import (
     Rates,
     Requirements,
     SecretNames,
+    ServiceNames,
     Toggle,
     Variables,
 )
@@ -50,6 +51,7 @@ ShortText = Annotated[str, Field(max_length=4096)]
 # The names and their number of bytes are checked by check_variables, which says what would do.
 VariableText = Annotated[str, Field(max_length=MAX_VARIABLES_BYTES)]
 RequirementLine = Annotated[str, Field(min_length=1, max_length=MAX_REQUIREMENT_CHARS)]
+ServiceName = Annotated[str, Field(pattern=NAME_PATTERN, max_length=63)]
 ParamName = Annotated[str, Field(min_length=1, max_length=128)]
 WorkerCount = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,2}$")]
 # At least a step in thirty years: what is still less ends as infinite times.
@@ -206,7 +208,7 @@ def _most_entries(kind: OptionKind) -> int | None:
     match kind:
         case Interpreter() | Name():
             return kind.max_chars
-        case Params() | Rates() | Requirements() | SecretNames() | Variables():
+        case Params() | Rates() | Requirements() | SecretNames() | ServiceNames() | Variables():
             return kind.max_entries
         case Phases():
             return kind.max_phases
@@ -222,6 +224,7 @@ _PLAIN: Mapping[type[OptionKind], Any] = MappingProxyType(
         Variables: dict[ParamName, VariableText],
         SecretNames: dict[ParamName, VariableText],
         Requirements: tuple[RequirementLine, ...],
+        ServiceNames: tuple[ServiceName, ...],
         Interpreter: str,
     }
 )
@@ -325,6 +328,7 @@ if TYPE_CHECKING:
         max_queue: int
         max_body_mib: int
         concurrency: int | None
+        calls: tuple[str, ...]
         devices_each: int
         share: ShareIn | None
         capacity_per_s: float | None

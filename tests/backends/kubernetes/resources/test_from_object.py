@@ -256,6 +256,7 @@ SERVICE_OPTIONS = {
     "max_queue": 10,
     "max_body_mib": 4,
     "concurrency": 8,
+    "calls": ("embed",),
     "target_in_flight": 3,
     "idle_s": 45.0,
     "start_timeout_s": 0.0,

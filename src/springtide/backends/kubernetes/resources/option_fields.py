@@ -28,6 +28,7 @@ from springtide.core.options.kinds import (
     Phases,
     Rates,
     Requirements,
+    ServiceNames,
     Size,
     Toggle,
     Variables,
@@ -36,7 +37,7 @@ from springtide.core.options.kinds import (
 from springtide.core.options.option import ObjectField, Option, Table
 from springtide.core.options.packages import MAX_REQUIREMENT_CHARS
 from springtide.core.options.variables import check_variables
-from springtide.core.quantities import parse_duration_s, parse_money_usd, parse_range
+from springtide.core.quantities import MAX_NAME_CHARS, parse_duration_s, parse_money_usd, parse_range
 
 Spec = Mapping[str, Any]
 # Kinds whose schema needs only the description.
@@ -154,6 +155,8 @@ def _property(option: Option, field: ObjectField) -> Schema:
             return schema.variables(told, max_entries)
         case Requirements(max_entries):
             return schema.lines(told, max_entries, MAX_REQUIREMENT_CHARS)
+        case ServiceNames(max_entries):
+            return schema.lines(told, max_entries, MAX_NAME_CHARS)
     assert isinstance(kind, Params), f"no schema for {kind}"
     return schema.parameters()
 
@@ -189,7 +192,7 @@ def _write(kind: OptionKind, value: Any) -> Any:
             return bounds_text(*value)
         case Params() | Variables():
             return dict(value)
-        case Requirements():
+        case Requirements() | ServiceNames():
             return list(value)
         case Phases():
             return [{"fromEpoch": phase["from_epoch"], "globalBatch": phase["global_batch_size"]} for phase in value]

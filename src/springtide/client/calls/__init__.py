@@ -1,0 +1,1 @@
+"""Calls of services, and the answers of the API."""
