@@ -32,7 +32,7 @@ NUM_PROCESSES := 4
 CHAINS := chain-computing chain-waiting
 
 .PHONY: setup demo check test upgrade slow slow-computing slow-processes slow-platforms slow-alone examples kubernetes gpu \
-	broken planted golden bench ci full lanes $(CHAINS) clean browser servers compiler machine
+	broken planted stubs golden bench ci full lanes $(CHAINS) clean browser servers compiler machine
 
 setup: $(STAMP)
 
@@ -94,6 +94,10 @@ kubernetes: setup servers
 
 gpu: setup compiler
 	$(PYTEST) -m gpu -rs --timeout 600
+
+stubs: setup
+	$(BIN)/python -m grpc_tools.protoc -I src/springtide/service/grpc \
+	  --descriptor_set_out=src/springtide/service/grpc/inference.binpb inference.proto
 
 golden: setup
 	$(BIN)/python -m springtide_studies.fault_seeds.golden --write

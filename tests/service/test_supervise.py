@@ -21,14 +21,16 @@ CHILD = """
 import json, os, signal, sys, time
 from pathlib import Path
 state = Path(sys.argv[sys.argv.index("--state") + 1])
-port = sys.argv[sys.argv.index("--port") + 1]
+port, grpc = (sys.argv[sys.argv.index(name) + 1] if name in sys.argv else "" for name in ("--port", "--grpc-port"))
 with open(state / "starts", "a") as file:
-    file.write(json.dumps({"port": port, "restarted": os.environ.get("SPRINGTIDE_RESTARTED", "")}) + "\\n")
+    restarted = os.environ.get("SPRINGTIDE_RESTARTED", "")
+    file.write(json.dumps({"port": port, "grpc": grpc, "restarted": restarted}) + "\\n")
 lines = (state / "script").read_text().splitlines()
 line, rest = lines[0], lines[1:] or lines[:1]
 (state / "script").write_text("\\n".join(rest))
 if "up" in line:
-    (state / "platform.json").write_text(json.dumps({"pid": os.getpid(), "url": "http://127.0.0.1:4321"}))
+    told = {"pid": os.getpid(), "url": "http://127.0.0.1:4321", "grpc": "127.0.0.1:4322"}
+    (state / "platform.json").write_text(json.dumps(told))
     time.sleep(0.6)
 if "wait" in line:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -60,7 +62,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def supervised(state: Path, *script: str) -> tuple[int, str, list[dict[str, str]]]:
     (state / "script").write_text("\n".join(script))
     log = io.StringIO()
-    code = Supervisor(["--state", str(state), "--port", "0"], log).run()
+    code = Supervisor(["--state", str(state), "--port", "0", "--grpc-port", "0"], log).run()
     assert not (state / "supervisor.json").exists()
     return code, log.getvalue(), [json.loads(line) for line in (state / "starts").read_text().splitlines()]
 
@@ -73,7 +75,7 @@ def test_one_that_ends_in_order_is_not_started_again(state: Path) -> None:
 
 @pytest.mark.parametrize("code", [1, 2])
 def test_one_that_never_comes_up_is_not_started_again(state: Path, code: int) -> None:
-    assert supervised(state, f"down {code}")[::2] == (code, [{"port": "0", "restarted": ""}])
+    assert supervised(state, f"down {code}")[::2] == (code, [{"port": "0", "grpc": "0", "restarted": ""}])
 
 
 def test_one_that_is_refused_leaves_word_of_the_other_supervisor(state: Path) -> None:
@@ -88,6 +90,7 @@ def test_one_that_dies_is_started_again_at_the_same_address_and_knows_why(state:
     code, said, starts = supervised(state, "up kill", "down 1", "up 0")
     assert code == 0
     assert [start["port"] for start in starts] == ["0", "4321", "4321"]
+    assert [start["grpc"] for start in starts] == ["0", "4322", "4322"]
     assert starts[1]["restarted"] == "ended by signal 9 (SIGKILL) at step 0 of the journal"
     assert starts[2]["restarted"] == "ended by exit code 1 at step 0 of the journal"
     assert "starting again in 0.01 s" in said

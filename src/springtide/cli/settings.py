@@ -141,6 +141,7 @@ _CHECKS: Mapping[str, Callable[[Any], str | int | float]] = MappingProxyType(
         "state": _state,
         "url": _url,
         "port": lambda value: _whole(value, 0, 65535),
+        "grpc_port": lambda value: _whole(value, 0, 65535),
         "slots": lambda value: _whole(value, 1, _MAX_SLOTS),
         "policy": _policy,
         "price": _price,

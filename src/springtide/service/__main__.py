@@ -23,6 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--slots", type=int, default=None, help="device slots (default: GPUs, else cores)")
     parser.add_argument("--policy", default="springtide")
     parser.add_argument("--port", type=int, default=8787, help="0 takes a free port")
+    parser.add_argument("--grpc-port", type=int, default=None, help="answer gRPC there, 0 takes a free port")
     parser.add_argument("--price", type=float, default=None, help="US dollars an hour of one device costs")
     parser.add_argument(
         "--pools", default="", help="slots that each pool owns, as inference=2 (default: all share them)"
@@ -45,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
                 num_slots=parsed.slots,
                 policy=parsed.policy,
                 port=parsed.port,
+                grpc_port=parsed.grpc_port,
                 usd_per_device_hour=parsed.price,
                 pools=parse_pools(parsed.pools),
                 day_s=parsed.day,

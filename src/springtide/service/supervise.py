@@ -112,17 +112,19 @@ class Supervisor:
                 return self._child.wait(_REVIEW_S)
 
     def _keep_port(self) -> bool:
-        """Whether the control plane is up; then the next one takes the same port."""
+        """Whether the control plane is up; then the next one takes the same ports."""
         try:
             written = json.loads((self._state_dir / "platform.json").read_bytes())
-            url, pid = str(written["url"]), int(written["pid"])
+            addresses = {"--port": str(written["url"]), "--grpc-port": str(written.get("grpc", ""))}
+            pid = int(written["pid"])
         except (OSError, ValueError, KeyError, TypeError):
             return False
         if self._child is None or pid != self._child.pid:
             return False
-        port = url.rpartition(":")[2].strip("/")
-        if port.isdecimal() and "--port" in self._arguments:
-            self._arguments[self._arguments.index("--port") + 1] = port
+        for name, address in addresses.items():
+            port = address.rpartition(":")[2].strip("/")
+            if port.isdecimal() and name in self._arguments:
+                self._arguments[self._arguments.index(name) + 1] = port
         return True
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:

@@ -21,6 +21,8 @@ from springtide.serving.schema import MalformedRequest, Parameter, ServiceSchema
 from springtide.serving.tensors import DATATYPES, FLOATS, array_document, array_of, num_elements, raw_of
 
 _INTEGERS = DATATYPES - FLOATS - {"BOOL", "BYTES"}
+# With a streamed answer, whose items are JSON: what they become as tensors.
+RETURNS_HEADER = "x-springtide-returns"
 _NO_PARAMETERS: Mapping[str, Any] = {}
 
 
@@ -325,6 +327,13 @@ def _datatype(flat: list[Any], declared: Parameter | None) -> str | None:
     return None
 
 
+def described_returns(schema: ServiceSchema) -> bytes:
+    """A `Parameter` as JSON that says how items of a streamed answer become tensors; ASCII, and short."""
+    returns = schema.returns
+    inner = {"contentEncoding": "base64"} if _takes_bytes(returns) else {}
+    return msgspec.json.encode(msgspec.structs.replace(returns, json_schema=inner))
+
+
 def model_metadata(model: str, version: str, schema: ServiceSchema | None) -> dict[str, Any]:
     """Return the answer of GET /v2/models/{m}; inputs and outputs are empty until a replica has sent its schema."""
 
@@ -362,8 +371,10 @@ def model_config(model: str, revision: int, max_batch_size: int, schema: Service
     outputs = [described(schema.returns)] if schema else []
     for output in outputs:
         del output["optional"]
+    transactions = {"model_transaction_policy": {"decoupled": True}} if schema is not None and schema.is_stream else {}
     return {
         "name": model,
+        **transactions,
         "platform": "springtide_python",
         "backend": "springtide_python",
         "version_policy": {"specific": {"versions": [revision]}},

@@ -127,6 +127,8 @@ def test_the_command_line_of_the_platform(tmp_path: Path) -> None:
     assert command[1:] == [
         "-m", "springtide.service", "--state", str(tmp_path), "--slots", "2", "--policy", "fifo", "--port", "0",
     ]  # fmt: skip
+    command = platform_process.service_command(tmp_path, 2, "fifo", 0, grpc_port=8001)
+    assert command[command.index("--grpc-port") + 1] == "8001"
     assert "--slots" not in platform_process.service_command(tmp_path, None, "fifo", 0)
     command = platform_process.service_command(tmp_path, 4, "fifo", 0, pools="inference=2", day_s=120.0)
     assert command[-8:-4] == ["--pools", "inference=2", "--day", "120.0"]

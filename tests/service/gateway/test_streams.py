@@ -135,6 +135,12 @@ def test_a_generator_is_sent_as_events_or_as_lines_and_its_errors_are_told(tmp_p
             refused = await harness.client.post("/v2/models/double/infer", json=infer)
             assert refused.status_code == 422
             assert "/f/double" in refused.json()["error"]
+            events = await harness.client.post("/v2/models/double/infer", json=infer, headers=SSE)
+            assert events.headers["content-type"] == "text/event-stream"
+            assert json.loads(events.headers["x-springtide-returns"])["name"] == "outputs"
+            assert [event["index"] for event in events_of(events.text)] == [0]
+            config = (await harness.client.get("/v2/models/double/config")).json()
+            assert config["model_transaction_policy"] == {"decoupled": True}
             client = Client(f"http://127.0.0.1:{harness.port}", "token")
             items = await asyncio.to_thread(lambda: list(client.infer_stream("double", n=2)))
             assert [item["index"] for item in items] == [0, 1]

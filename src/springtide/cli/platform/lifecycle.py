@@ -55,6 +55,7 @@ def _address(platform: PlatformFile, state_dir: Path) -> str:
 def _described(platform: PlatformFile, state_dir: Path, address: str) -> dict[str, object]:
     return {
         "url": platform.url,
+        "grpc": platform.grpc,
         "pid": platform.pid,
         "dashboard_url": address,
         "state_dir": str(state_dir),
@@ -64,9 +65,11 @@ def _described(platform: PlatformFile, state_dir: Path, address: str) -> dict[st
 
 
 def _platform_text(platform: PlatformFile, state_dir: Path, address: str, headline: str) -> str:
+    grpc = f"  grpc       {platform.grpc}   (Open Inference Protocol)\n" if platform.grpc else ""
     return (
         f"{headline}\n"
         f"  api        {platform.url}   (docs: {platform.url.rstrip('/')}/docs)\n"
+        f"{grpc}"
         f"  dashboard  {address}   (works once; another: springtide dashboard)\n"
         f"  state      {state_dir}   (token: {state_dir / 'token'}, log: {state_dir / 'platform.log'})"
     )
@@ -78,6 +81,7 @@ class _StartOptions(msgspec.Struct, frozen=True, kw_only=True):
     slots: int | None
     policy: str
     port: int
+    grpc_port: int | None
     price: float | None
     pools: str
     day_s: float
@@ -119,6 +123,9 @@ def _check_pools(policy: str, pools: str, slots: Any) -> str:
 )
 @click.option("--policy", metavar="P", help="What decides: see `springtide policies`. [default: springtide]")
 @click.option("--port", type=click.IntRange(0, 65535), help="0 takes a free one. [default: 8787]")
+@click.option(
+    "--grpc-port", type=click.IntRange(0, 65535), help="Answer gRPC too; 0 takes a free one. [default: no gRPC]"
+)
 @click.option("--price", type=float, metavar="USD", help="What a device costs an hour. [default: 0.05, a GPU 2.50]")
 @click.option("--pay-per-use", is_flag=True, help="Devices cost only while used: give none to jobs it helps little.")
 @click.option("--pools", metavar="P=N", help="How many slots each pool owns: inference=2. [default: all share them]")
@@ -156,7 +163,8 @@ def up(session: Session, /, foreground: bool, install_service: bool, pay_per_use
     asked = (options.slots, options.policy, options.port, options.price)
     kept = write_settings(state_dir, functions)
     more: dict[str, Any] = {
-        name: getattr(options, name) for name in ("pools", "day_s", "max_unfinished", "journal_retention", "keep_ended")
+        name: getattr(options, name)
+        for name in ("grpc_port", "pools", "day_s", "max_unfinished", "journal_retention", "keep_ended")
     }
     command = service_command(state_dir, *asked, functions=kept, **more)
     if install_service:

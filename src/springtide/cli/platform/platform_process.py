@@ -24,6 +24,7 @@ class PlatformFile(msgspec.Struct, frozen=True):
 
     pid: int
     url: str
+    grpc: str = ""
 
 
 def read_platform(state_dir: Path) -> PlatformFile | None:
@@ -106,6 +107,7 @@ def service_command(
     port: int,
     price: float | None = None,
     *,
+    grpc_port: int | None = None,
     pools: str = "",
     day_s: float | None = None,
     max_unfinished: int | None = None,
@@ -134,6 +136,8 @@ def service_command(
         command += ["--journal-retention", journal_retention]
     if keep_ended:
         command += ["--keep-ended", keep_ended]
+    if grpc_port is not None:
+        command += ["--grpc-port", str(grpc_port)]
     if functions is not None:
         command += ["--functions", str(functions)]
     return [*command, "--policy", policy, "--port", str(port)]
@@ -146,6 +150,7 @@ def start_platform(
     port: int,
     price: float | None = None,
     *,
+    grpc_port: int | None = None,
     pools: str = "",
     day_s: float | None = None,
     max_unfinished: int | None = None,
@@ -165,6 +170,7 @@ def start_platform(
                 policy,
                 port,
                 price,
+                grpc_port=grpc_port,
                 pools=pools,
                 day_s=day_s,
                 max_unfinished=max_unfinished,

@@ -34,6 +34,7 @@ from springtide.service.crash_points import EventExecutor
 from springtide.service.gateway.access_log import ACCESS_FILE, AccessLog
 from springtide.service.gateway.application import Gateway
 from springtide.service.gateway.routes import service_routes
+from springtide.service.grpc.process import grpc_beside
 from springtide.service.platform import Platform
 from springtide.service.quotes.move_watch import MoveWatch
 from springtide.service.quotes.moves import JobMoves
@@ -58,13 +59,15 @@ class PlatformOptions(msgspec.Struct, frozen=True, kw_only=True):
     `usd_per_device_hour` None takes the usual price of the kind of device. `pools` is the number of slots that each
     pool owns; if empty, all slots form one node. `day_s` is the period of the tide; None: 24 hours. `functions` is the
     function service on which jobs may also run, `max_unfinished` how many workloads may be unfinished (0: any number).
-    `keep` says how long the journal keeps steps and ended jobs.
+    `grpc_port` answers gRPC there (0: a free port; None: no gRPC). `keep` says how long the journal keeps steps and
+    ended jobs.
     """
 
     state_dir: Path
     num_slots: int | None = None
     policy: str = "springtide"
     port: int = 8787
+    grpc_port: int | None = None
     usd_per_device_hour: float | None = None
     pools: Mapping[Pool, int] = {}
     day_s: float | None = None
@@ -74,11 +77,12 @@ class PlatformOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `platform.json`, by which clients find a running platform."""
+    """The content of `platform.json`, by which clients find a running platform. `grpc` is empty without gRPC."""
 
     pid: int
     url: str
     version: str
+    grpc: str = ""
 
 
 def serve(options: PlatformOptions) -> int:
@@ -131,12 +135,12 @@ def serve(options: PlatformOptions) -> int:
         note_refused=gateway.log,
     )
     server = server_of(app)
+    grpc = grpc_beside(options.grpc_port, url)
     try:
         platform.start(on_stop=lambda: setattr(server, "should_exit", True))
         keeper.sweep()
         gateway.update(routes_of(platform.view()))
-        address = Address(pid=os.getpid(), url=url, version=springtide.__version__)
-        write_durable(options.state_dir / "platform.json", msgspec.json.encode(address))
+        _publish(options.state_dir, url, grpc.address)
         LOG.info("springtide %s is up at %s with %d devices", springtide.__version__, url, len(machine.devices))
         with signals_end(server), _moves_watched(platform, options.functions):
             server.run(sockets=[listener])
@@ -145,12 +149,18 @@ def serve(options: PlatformOptions) -> int:
             executors.close(stop_workers=platform.stop_workers)
     finally:
         listener.close()
+        grpc.stop()
         executors.disconnect(ends_functions=platform.stop_workers)
         with contextlib.suppress(OSError):
             (options.state_dir / "platform.json").unlink(missing_ok=True)
     if platform.failure is not None:
         LOG.error("the control loop failed: %s", platform.failure)
     return int(platform.failure is not None)
+
+
+def _publish(state_dir: Path, url: str, grpc: str) -> None:
+    address = Address(pid=os.getpid(), url=url, version=springtide.__version__, grpc=grpc)
+    write_durable(state_dir / "platform.json", msgspec.json.encode(address))
 
 
 @contextlib.contextmanager

@@ -40,11 +40,13 @@ from springtide.service.gateway.endpoint import (
     CALLER,
     REQUEST_ID,
     SEND_TIMEOUT_S,
+    STREAM_HEADERS,
     Endpoint,
     Handler,
     Headers,
     HttpError,
     HttpReply,
+    accepts_sse,
     header_of,
     read_body,
 )
@@ -65,8 +67,6 @@ _DEFAULT_TIMEOUT_S = 30.0
 _MAX_TIMEOUT_S = 3600.0
 _TICK_S = 1.0
 _MAX_LISTED_NAMES = 20
-# What stands between must neither keep the parts back nor answer with old ones.
-_STREAM_HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 _MAX_DIGITS = 9
 _PATHS = "/f/{name}/{path:path}"
 _REVISION = b"x-springtide-revision"
@@ -277,7 +277,7 @@ class Gateway:
                         prepare,
                         replace(terms, timeout_s=began_s + terms.timeout_s - loop.time()),
                         lambda: until_disconnected(receive),
-                        accepts_sse=_accepts_sse(scope),
+                        accepts_sse=accepts_sse(scope),
                         http=http,
                     )
                     break
@@ -311,7 +311,7 @@ class Gateway:
             raise HttpError(422, str(error), details={"expected": queue.schema.body_schema()}) from None
         if answer.stream is not None:
             media_type = (EVENT_STREAM if answer.stream.is_sse else JSON_LINES).encode()
-            return HttpReply(200, b"", (*headers, *_STREAM_HEADERS), media_type, answer.stream)
+            return HttpReply(200, b"", (*headers, *STREAM_HEADERS), media_type, answer.stream)
         return HttpReply(200, b'{"outputs":' + answer.outcome.body + b"}", headers)
 
     async def _pass_on(self, scope: Scope, receive: Receive) -> HttpReply:
@@ -380,15 +380,6 @@ def _raise_failure(answer: GatewayReply, headers: Headers, http: HttpHead | None
     if answer.outcome.status == "invalid":
         raise InvalidRequest(f"the call does not fit the parameters of predict: {sentence}")
     raise HttpError(500, f"{'predict' if http is None else 'the application'} failed: {sentence}", headers)
-
-
-def _accepts_sse(scope: Scope) -> bool:
-    """Whether the client asks for server-sent events, and not for less than that."""
-    given = header_of(scope, b"accept")
-    if given is None or b"event-stream" not in given:
-        return False
-    accepted = given.decode("latin-1").lower()
-    return any(part.partition(";")[0].strip() == EVENT_STREAM for part in accepted.split(","))
 
 
 def _revision_of(scope: Scope) -> int | None:

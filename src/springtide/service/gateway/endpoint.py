@@ -19,6 +19,7 @@ from springtide.service.gateway.requests import ClientGone, RequestRefused, unti
 from springtide.service.gateway.sockets import SocketRelay
 from springtide.service.gateway.streams import AnswerStream, SocketStream
 from springtide.service.submission.problems import is_inference_protocol
+from springtide.serving.events import EVENT_STREAM
 
 _LOG = logging.getLogger("springtide.gateway")
 JSON_TYPE = b"application/json"
@@ -38,6 +39,8 @@ _MAX_ID_BYTES = 128
 ANSWERED_BY = "springtide:answered_by"
 # And under this one the name of the API key that the request came with, or `service:` and that of the calling service.
 CALLER = "springtide:caller"
+# What stands between must neither keep the parts of a stream back nor answer with old ones.
+STREAM_HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 Headers = tuple[tuple[bytes, bytes], ...]
 _CODES = {
     400: "malformed_request",
@@ -238,6 +241,15 @@ def header_of(scope: Scope, name: bytes) -> bytes | None:
         if key == name:
             return bytes(value)
     return None
+
+
+def accepts_sse(scope: Scope) -> bool:
+    """Whether the client asks for server-sent events, and not for less than that."""
+    given = header_of(scope, b"accept")
+    if given is None or b"event-stream" not in given:
+        return False
+    accepted = given.decode("latin-1").lower()
+    return any(part.partition(";")[0].strip() == EVENT_STREAM for part in accepted.split(","))
 
 
 async def read_body(scope: Scope, receive: Receive, limit_mib: int, *, is_as_sent: bool = False) -> bytes:

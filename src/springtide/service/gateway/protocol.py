@@ -17,10 +17,12 @@ from springtide.core.errors import InvalidRequest
 from springtide.service.gateway.applications import refuse_application
 from springtide.service.gateway.endpoint import (
     ANSWERED_BY,
+    STREAM_HEADERS,
     Handler,
     Headers,
     HttpError,
     HttpReply,
+    accepts_sse,
     compressed_if_asked,
     header_of,
     read_body,
@@ -29,9 +31,12 @@ from springtide.service.gateway.metrics import GatewayMetrics, totals_of
 from springtide.service.gateway.queue import ServiceQueue
 from springtide.service.gateway.requests import GatewayReply
 from springtide.service.submission.problems import TooLarge
+from springtide.serving.events import EVENT_STREAM
 from springtide.serving.frames import MAX_FRAME_BYTES
 from springtide.serving.inference_protocol import (
+    RETURNS_HEADER,
     arguments_of,
+    described_returns,
     infer_answer,
     infer_body,
     model_config,
@@ -183,9 +188,11 @@ class InferenceProtocol:
 
         def prepare(schema: ServiceSchema) -> Call:
             refuse_application(schema, queue.service.name)
-            if schema.is_stream:
-                name = queue.service.name
-                raise InvalidRequest(f"{name!r} answers with a stream, which is not in this protocol; call /f/{name}")
+            if schema.is_stream and not accepts_sse(scope):
+                raise InvalidRequest(
+                    f"{queue.service.name!r} answers with a stream: send Accept: text/event-stream, call it by gRPC's "
+                    f"ModelStreamInfer, or call /f/{queue.service.name}"
+                )
             arguments = arguments_of(request, schema)
             try:
                 encoded = msgspec.json.encode(arguments)
@@ -202,6 +209,9 @@ class InferenceProtocol:
         queue = scope[ANSWERED_BY]
         assert queue.schema is not None, "a replica sends its schema before it answers"
         service, schema = queue.service, queue.schema
+        if answer.stream is not None:
+            told_returns = (RETURNS_HEADER.encode(), described_returns(schema))
+            return HttpReply(200, b"", (*headers, told_returns, *STREAM_HEADERS), EVENT_STREAM.encode(), answer.stream)
         outputs = msgspec.json.decode(answer.outcome.body)
         told = infer_answer(request, service.name, str(service.revision), schema, outputs)
         head, tensors = infer_body(request, told, schema)
