@@ -14,9 +14,12 @@ import pytest
 from kits.runtime.tiny_llm import write_tiny_llm
 from kits.service.gateway_replicas import run
 from kits.service.real_replicas import served
+from springtide.core.workload import ReplicaId
 from springtide.service.gateway.prompts import PromptRouting, blocks_of
-from springtide.serving.frames import HttpHead
+from springtide.service.gateway.requests import Pending
+from springtide.serving.frames import HttpHead, HttpStart
 from springtide.serving.prefixes import BLOCK_BYTES
+from springtide.serving.schema import Call, ServiceSchema
 
 TRACE = Path(__file__).parents[2] / "fixtures" / "prompts" / "conversations.jsonl"
 HEAD = HttpHead("POST", "http", "/f/chat/v1/chat/completions", b"", ())
@@ -53,6 +56,33 @@ def test_the_turns_of_a_conversation_begin_alike_whatever_else_is_asked() -> Non
 def test_what_has_no_prompt_that_can_be_read_has_no_blocks(method: str, path: str, body: bytes) -> None:
     assert blocks_of(HttpHead(method, "http", path, b"", ()), body) == ()
     assert blocks_of(None, body) == ()
+
+
+def pending_of(text: str) -> Pending:
+    body = json.dumps({"prompt": text}).encode()
+    head = HttpHead("POST", "http", "/f/chat/v1/completions", b"", ())
+    future: asyncio.Future = asyncio.get_running_loop().create_future()
+    call = Call(body=body)
+    return Pending(1, lambda schema: call, future, 0.0, 1.0, is_cold=False, call=call, http=head)
+
+
+def test_a_replica_that_says_it_had_nothing_is_believed_and_an_odd_header_changes_nothing() -> None:
+    async def scenario() -> None:
+        routing, one, two = PromptRouting(), ReplicaId("one"), ReplicaId("two")
+        old, new = pending_of("a" * 2000), pending_of("b" * 2000)
+        assert routing.cost_of(old) is None, "no replica has said that it keeps prompts"
+        routing.apply(ServiceSchema(kind="asgi", cache_tokens=10_000))
+        for pending in (old, new):
+            routing.ended(routing.sent(one, pending))
+        again = routing.sent(one, new)
+        for told, expected in ((b"odd", 0.0), (b"0.95", 0.0), (b"0.000", 7.0)):
+            routing.began(again, HttpStart(200, ((b"x-springtide-cached", told),)))
+            routing.ended(routing.sent(two, new))
+            cost = routing.cost_of(old)
+            assert cost is not None
+            assert round(cost(one) - 0.8) == expected, "0.8 is the answer that is being written"
+
+    asyncio.run(scenario())
 
 
 def texts_of(ids: list[int]) -> str:
