@@ -12,11 +12,13 @@ Command = str | Sequence[str]
 class WebService:
     """What has paths of its own, below /f/NAME/, instead of a method; `make` is the user's function.
 
-    `ready`: the path that answers 2xx when it can take requests; empty without one.
+    `ready`: the path that answers 2xx when it can take requests; empty without one. `cache_tokens`: how many tokens of
+    prompts a language model keeps; 0 for others.
     """
 
     make: Callable[..., Any]
     ready: ClassVar[str] = ""
+    cache_tokens: ClassVar[int] = 0
 
     def predict(self) -> None:
         """Stand in for the method of other services. Raises NotImplementedError."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -50,16 +50,23 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pick_replica(
-    replicas: Sequence[ReplicaLoad], *, max_outstanding: int = 1, avoid: frozenset[ReplicaId] = frozenset()
+    replicas: Sequence[ReplicaLoad],
+    *,
+    max_outstanding: int = 1,
+    avoid: frozenset[ReplicaId] = frozenset(),
+    cost: Callable[[ReplicaId], float] | None = None,
 ) -> ReplicaId | None:
     """Return the ready, not draining replica with the fewest outstanding batches, or None if all are full.
 
-    Ties go to the first in the sequence, so that at low load the later replicas stay idle and the first ones keep their
-    caches warm. Replicas in `avoid` are chosen only if there is no other usable one.
+    With a `cost` of the batch at each replica the lowest decides, and among equal ones the outstanding batches. Ties go
+    to the first in the sequence, so that at low load the later replicas stay idle and the first ones keep their caches
+    warm. Replicas in `avoid` are chosen only if there is no other usable one.
     """
     usable = [replica for replica in replicas if replica.is_ready and not replica.is_draining]
     preferred = [replica for replica in usable if replica.replica_id not in avoid] or usable
     free = [replica for replica in preferred if replica.num_outstanding < max_outstanding]
     if not free:
         return None
-    return min(free, key=lambda replica: replica.num_outstanding).replica_id
+    return min(
+        free, key=lambda replica: (0.0 if cost is None else cost(replica.replica_id), replica.num_outstanding)
+    ).replica_id

@@ -63,6 +63,7 @@ class ServiceSchema(msgspec.Struct, frozen=True, kw_only=True):
 
     `kind` is what `predict` is, or `asgi` for an application; all but plain ones get each call by itself. `concurrency`
     is how many calls, or batches of them, a replica works on at a time. Of a generator `returns` describes one item.
+    `cache_tokens`: of a language model, how many tokens of prompts a replica keeps to compute none twice; 0 for others.
     """
 
     parameters: tuple[Parameter, ...] = ()
@@ -71,6 +72,7 @@ class ServiceSchema(msgspec.Struct, frozen=True, kw_only=True):
     doc: str = ""
     kind: PredictKind = "plain"
     concurrency: int = 1
+    cache_tokens: int = 0
 
     @property
     def is_stream(self) -> bool:

@@ -67,6 +67,7 @@ def test_options_belong_to_benches(springtide: Run) -> None:
         ("one-plan", "best cache cpu-limit data day-hours days mixed nodes policies screen seed"),
         ("packing", "data markdown seed sizes"),
         ("pipeline-plan", "markdown seed sizes"),
+        ("prefixes", "half seed stretch trace"),
         ("promised-batches", "data policies seed workloads"),
         ("resize", "small"),
         ("sharing", "seed small"),

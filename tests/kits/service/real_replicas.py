@@ -99,8 +99,8 @@ async def served(harness, directory: Path, source: str, *, num_replicas: int = 1
     names = [f"r{number}" for number in range(num_replicas)]
     replicas = [RealReplica(directory / name, service, name, is_pod=is_pod) for name in names]
     try:
-        for replica in replicas:
-            await asyncio.to_thread(replica.wait_ready)
+        # At a time: one that loads for long gives up a control plane that does not answer it.
+        await asyncio.gather(*(asyncio.to_thread(replica.wait_ready) for replica in replicas))
         await harness.serve(*replicas, service=service)
         yield replicas
     finally:

@@ -42,6 +42,7 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "one-plan": "what a week of everything costs under the default policy, beside every stack of the registry",
         "packing": "devices that instances share at the peak, beside other packers and the bound; CPU of each decision",
         "pipeline-plan": "how long the best plan of a pipeline of functions takes to find, and whether it is the best",
+        "prefixes": "a recorded trace of prompts on two replicas, routed by prefixes and load, beside other rules",
         "promised-batches": "deadlines of jobs whose batch may change, met, promised and broken, and what others get",
         "resize": "how long training stands still at each kind of resize, beside moving the state once",
         "sharing": "two services and a job on one shared device under surges, beside exclusive and static ones; real",

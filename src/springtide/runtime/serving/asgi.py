@@ -39,6 +39,11 @@ class ServedApplication:
         if served.ready:
             self._loop.run_until_complete(ready_in_a_row(lambda: self._probe(served.ready)))
 
+    @property
+    def cache_tokens(self) -> int:
+        """How many tokens of prompts it keeps, if it is a language model that says so."""
+        return int(getattr(self._app, "cache_tokens", 0))
+
     async def respond(self, call: AsyncCall, head: HttpHead) -> BatchOutcome:
         """Let the application answer one request, or talk on a WebSocket."""
         if head.is_socket:

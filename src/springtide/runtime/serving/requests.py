@@ -21,7 +21,13 @@ _PROBE_S = 0.2
 
 
 class RunningApplication(Protocol):
-    """What answers requests, on the event loop that it was made with."""
+    """What answers requests, on the event loop that it was made with.
+
+    `cache_tokens`: how many tokens of prompts it keeps, if it is a language model that says so; else 0.
+    """
+
+    @property
+    def cache_tokens(self) -> int: ...
 
     async def respond(self, call: AsyncCall, head: HttpHead) -> BatchOutcome:
         """Answer one request; the parts of the answer are sent as they come."""
@@ -46,7 +52,8 @@ class RequestAnswerer:
         loop: asyncio.AbstractEventLoop,
         application: RunningApplication,
     ) -> None:
-        self.schema = derive_schema(served, concurrency)
+        schema = derive_schema(served, concurrency)
+        self.schema = msgspec.structs.replace(schema, cache_tokens=application.cache_tokens)
         self.loop: asyncio.AbstractEventLoop | None = loop
         self._application = application
 

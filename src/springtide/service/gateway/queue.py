@@ -19,6 +19,7 @@ from springtide.core.status.admission import AdmissionStatus
 from springtide.core.workload import InferenceService, ReplicaId
 from springtide.service.gateway.admission import RequestAdmission
 from springtide.service.gateway.metrics import GatewayMetrics
+from springtide.service.gateway.prompts import PromptRouting
 from springtide.service.gateway.replica_client import ReplicaClient
 from springtide.service.gateway.requests import (
     DisconnectWatch,
@@ -52,6 +53,7 @@ from springtide.serving.frames import (
     Taken,
 )
 from springtide.serving.load import LoadWindow, is_worth_reporting
+from springtide.serving.prefixes import RoutedPrompt
 from springtide.serving.router import ReplicaLoad, ServiceRoute, pick_replica
 from springtide.serving.schema import Call, ServiceSchema
 
@@ -71,6 +73,8 @@ class _SentBatch:
     client: ReplicaClient
     is_alone: bool
     stream: AnswerStream | None = None
+    # Of a request to a language model.
+    prompt: RoutedPrompt | None = None
     # When the first part of a streamed answer came.
     answered_at_s: float | None = None
 
@@ -86,6 +90,7 @@ class ServiceQueue:
         self.window = LoadWindow(route.service.service_id, now_s)
         self.advice = ReplicaAdvice(route.service, now_s, len(route.replicas))
         self._admission = RequestAdmission(route.service, metrics)
+        self._prompts = PromptRouting()
         self._metrics = metrics
         self._queue_seconds = metrics.queue.labels(route.service.name)
         self._batch_items = metrics.batch.labels(route.service.name)
@@ -181,6 +186,7 @@ class ServiceQueue:
                     on_lost=self._on_lost,
                     on_draining=lambda client: None,
                 )
+        self._prompts.keep(self._clients)
         if self._failure:
             for pending in list(self._pendings.values()):
                 if not pending.is_sent:
@@ -472,7 +478,8 @@ class ServiceQueue:
         ]
         avoid = frozenset(oldest.tried)
         concurrency = 1 if self.schema is None else self.schema.concurrency
-        chosen = pick_replica(loads, max_outstanding=concurrency, avoid=avoid)
+        cost = self._prompts.cost_of(oldest)
+        chosen = pick_replica(loads, max_outstanding=concurrency, avoid=avoid, cost=cost)
         is_plain = self.schema is None or self.schema.kind == "plain"
         if chosen is None and is_plain and len(self._waiting) >= self.service.max_batch_size:
             chosen = pick_replica(loads, max_outstanding=concurrency + 1, avoid=avoid)
@@ -512,7 +519,8 @@ class ServiceQueue:
             for pending in pendings:
                 self._fail(pending, RequestRefused(413, str(error)))
             return
-        self._sent[batch_id] = _SentBatch(pendings, now_s, num_items, client, pendings[0].is_alone)
+        sent = self._sent[batch_id] = _SentBatch(pendings, now_s, num_items, client, pendings[0].is_alone)
+        sent.prompt = self._prompts.sent(client.replica_id, pendings[0])
         self._batch_items.observe(num_items)
         self._count_in_flight(len(pendings))
 
@@ -523,6 +531,7 @@ class ServiceQueue:
     def _on_ready(self, client: ReplicaClient, schema: ServiceSchema) -> None:
         now_s = self._loop.time()
         self.schema = schema
+        self._prompts.apply(schema)
         self._seen_ready.add(client.replica_id)
         self.window.busy(now_s)
         if self.num_ready == 1:
@@ -557,6 +566,7 @@ class ServiceQueue:
     ) -> AnswerStream:
         pending, client = sent.pendings[0], sent.client
         sent.answered_at_s = self._loop.time()
+        self._prompts.began(sent.prompt, start)
         give_credit = functools.partial(client.credit, batch_id)
         on_cancel = functools.partial(client.cancel, batch_id)
         stream: AnswerStream
@@ -613,6 +623,7 @@ class ServiceQueue:
     def _on_answer(self, client: ReplicaClient, reply: Answered | End | Draining) -> None:
         now_s = self._loop.time()
         sent = self._sent.pop(reply.batch_id)
+        self._prompts.ended(sent.prompt)
         self._count_in_flight(-len(sent.pendings))
         if isinstance(reply, Draining):
             self._requeue(sent.pendings)
@@ -639,6 +650,7 @@ class ServiceQueue:
         again: list[Pending] = []
         for batch_id in batch_ids:
             sent = self._sent.pop(batch_id)
+            self._prompts.ended(sent.prompt)
             self._count_in_flight(-len(sent.pendings))
             if sent.stream is not None:
                 # What the client has of it cannot be taken back.

@@ -79,6 +79,8 @@ class Pending:
     # The head of a request to an application.
     http: HttpHead | None = None
     origin: CallOrigin | None = None
+    # The hashes of its prompt's blocks, once they are known.
+    blocks: tuple[int, ...] | None = None
     # Tells the replica that the answer is not wanted any more, while it works on the request alone.
     cancel: Callable[[], None] | None = None
 

@@ -57,6 +57,7 @@ def test_models_and_a_whole_chat():
             "prompt_tokens": 5,
             "completion_tokens": 4,
             "total_tokens": 9,
+            "prompt_tokens_details": {"cached_tokens": 0},
         }
         raw = await http.post("/v1/chat/completions", json={"model": "chat", "messages": HELLO})
         ChatCompletion.model_validate(raw.json(), strict=True)

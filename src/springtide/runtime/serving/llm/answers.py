@@ -27,30 +27,37 @@ class AnswerForm:
         self._common = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
         self._num_prompt_tokens = num_prompt_tokens
         self._num_tokens: dict[int, int] = {}
+        self._num_cached: dict[int, int] = {}
         self._num_calls: dict[int, int] = {}
         self._begun: set[int] = set()
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """The tokens of all prompts and answers so far."""
         written = sum(self._num_tokens.values())
         return {
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": written,
             "total_tokens": self._num_prompt_tokens + written,
+            "prompt_tokens_details": {"cached_tokens": min(self._num_prompt_tokens, sum(self._num_cached.values()))},
         }
+
+    def cached_part(self, changes: Sequence[AnswerChange]) -> float:
+        """The part of the prompts that was not computed again, as far as these changes tell."""
+        cached = {change.index: change.num_cached for change in changes}
+        return min(1.0, sum(cached.values()) / max(1, self._num_prompt_tokens))
 
     def whole(self, changes: Sequence[AnswerChange]) -> dict[str, Any]:
         """The answer as one object, of all its changes."""
         by_index: dict[int, list[AnswerChange]] = {}
         for change in changes:
             by_index.setdefault(change.index, []).append(change)
-            self._num_tokens[change.index] = change.num_tokens
+            self._count(change)
         choices = [self._choice(index, by_index[index]) for index in sorted(by_index)]
         return {**self._common, "object": self._kind, "choices": choices, "usage": self.usage()}
 
     def chunks(self, change: AnswerChange) -> list[dict[str, Any]]:
         """The chunks that tell of a change: of a chat one with the role first, and one for the end."""
-        self._num_tokens[change.index] = change.num_tokens
+        self._count(change)
         if not self._is_chat:
             return [self._chunk(change.index, {"text": change.text}, change.finish)]
         found = []
@@ -73,6 +80,10 @@ class AnswerForm:
         if not self._tells_usage:
             return []
         return [{**self._common, "object": self._chunk_kind, "choices": [], "usage": self.usage()}]
+
+    def _count(self, change: AnswerChange) -> None:
+        self._num_tokens[change.index] = change.num_tokens
+        self._num_cached[change.index] = change.num_cached
 
     @property
     def _chunk_kind(self) -> str:

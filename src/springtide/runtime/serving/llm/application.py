@@ -27,6 +27,7 @@ from springtide.runtime.serving.llm.requests import (
     check_answer,
     decoded,
 )
+from springtide.serving.prefixes import CACHED_HEADER
 
 _LOG = logging.getLogger("springtide.replica")
 # Between two parts of an answer; what stands between may end one that is silent for longer.
@@ -61,6 +62,11 @@ class OpenAiApplication:
         self._metrics = LlmMetrics()
         self._created_s = time.time()
         self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def cache_tokens(self) -> int:
+        """For how many tokens the engine keeps what it has computed."""
+        return self._engine.cache_tokens
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request, or keep the lifespan."""
@@ -210,6 +216,7 @@ class OpenAiApplication:
         async with written_answers(self._engine, wanted, self._metrics) as answers:
             while answers.num_open:
                 changes += await answers.next(KEEP_ALIVE_S)
+                exchange.cached_part = form.cached_part(changes)
                 if time.monotonic() > waited_until_s:
                     waited_until_s += KEEP_ALIVE_S
                     await exchange.send_part(b" ", _JSON)
@@ -219,6 +226,7 @@ class OpenAiApplication:
         async with written_answers(self._engine, wanted, self._metrics) as answers:
             while answers.num_open:
                 changes = await answers.next(KEEP_ALIVE_S)
+                exchange.cached_part = form.cached_part(changes) if changes else None
                 events = [_event(chunk) for change in changes for chunk in form.chunks(change)]
                 await exchange.send_part(b"".join(events) or _COMMENT, _EVENTS)
         last = b"".join(_event(chunk) for chunk in form.last_chunks())
@@ -231,6 +239,8 @@ class _Exchange:
     def __init__(self, send: Send) -> None:
         self._send = send
         self._media_type = b""
+        # The part of the prompts that the engine had; the gateway corrects by it what it believes of the cache.
+        self.cached_part: float | None = None
 
     async def answer(self, value: dict[str, Any], status: int = 200) -> None:
         await self.finish(msgspec.json.encode(value), status)
@@ -257,6 +267,8 @@ class _Exchange:
             return
         self._media_type = media_type
         headers = [(b"content-type", media_type)]
+        if self.cached_part is not None:
+            headers.append((CACHED_HEADER, b"%.3f" % self.cached_part))
         if media_type == _EVENTS:
             # What stands between must neither keep the events back nor answer with old ones.
             headers += [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]

@@ -33,21 +33,27 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GeneratedPiece(msgspec.Struct, frozen=True):
-    """The next text of an answer, which may be empty; how many tokens it has by now; and why it ends, if it does."""
+    """The next text of an answer, which may be empty; how many tokens it has by now; and why it ends, if it does.
+
+    `num_cached`: so many tokens of the prompt were there from earlier ones and not computed again.
+    """
 
     text: str
     num_tokens: int
     finish: Finish = ""
+    num_cached: int = 0
 
 
 class TextEngine(Protocol):
     """A loaded model. All calls are made on one event loop, `start` before the others.
 
-    `context` is how many tokens a prompt and its answer may have together; `failure` why nothing is written any more,
-    empty while all is well.
+    `context` is how many tokens a prompt and its answer may have together, `cache_tokens` how many tokens of prompts
+    are kept, so that others that begin alike share them (0: none are shared); both are known after `start`. `failure`
+    says why nothing is written any more, empty while all is well.
     """
 
     context: int
+    cache_tokens: int
     failure: str
 
     async def start(self) -> None:

@@ -23,12 +23,16 @@ class WantedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What is new of an answer: text, complete calls of tools as names and arguments, and why it ends, if it does."""
+    """What is new of an answer: text, complete calls of tools as names and arguments, and why it ends, if it does.
+
+    `num_cached` of its prompt's tokens were not computed again.
+    """
 
     index: int
     text: str = ""
     calls: Sequence[tuple[str, str]] = ()
     num_tokens: int = 0
+    num_cached: int = 0
     finish: str = ""
 
 
@@ -42,7 +46,7 @@ async def write_answer(
         async with aclosing(engine.generate(wanted.prompt, wanted.sampling)) as pieces:
             async for piece in pieces:
                 num_tokens, finish = piece.num_tokens, piece.finish
-                observed.tokens(num_tokens)
+                observed.tokens(num_tokens, piece.num_cached)
                 text = stops.feed(piece.text)
                 if stops.is_found:
                     finish = "stop"
@@ -56,7 +60,14 @@ async def write_answer(
                     text += tools.flush()
                     finish = "tool_calls" if num_calls and finish == "stop" else finish
                 if text or calls or finish:
-                    yield AnswerChange(index=index, text=text, calls=calls, num_tokens=num_tokens, finish=finish)
+                    yield AnswerChange(
+                        index=index,
+                        text=text,
+                        calls=calls,
+                        num_tokens=num_tokens,
+                        num_cached=piece.num_cached,
+                        finish=finish,
+                    )
                 if finish:
                     observed.finished(finish)
                     return

@@ -31,6 +31,9 @@ class LlmMetrics:
             buckets=_EACH_S,
         )
         self.prompt_tokens = Counter("springtide_llm_prompt_tokens", "Tokens of prompts.", registry=registry)
+        self.cached_tokens = Counter(
+            "springtide_llm_cached_prompt_tokens", "Tokens of prompts that were not computed again.", registry=registry
+        )
         self.written_tokens = Counter("springtide_llm_output_tokens", "Tokens of answers.", registry=registry)
         self.answers = Counter("springtide_llm_answers", "Answers by how they ended.", ["finish"], registry=registry)
         self.open = Gauge("springtide_llm_open_answers", "Answers that are being written.", registry=registry)
@@ -47,6 +50,7 @@ class LlmMetrics:
             self.open.dec()
             self.answers.labels(times.finish or "broken").inc()
             self.written_tokens.inc(times.num_tokens)
+            self.cached_tokens.inc(times.num_cached)
             if times.first_s is not None:
                 self.first_token.observe(times.first_s - times.began_s)
                 if times.num_tokens > 1:
@@ -63,15 +67,15 @@ class AnswerTimes:
     def __init__(self) -> None:
         self.began_s = self.last_s = time.perf_counter()
         self.first_s: float | None = None
-        self.num_tokens = 0
+        self.num_tokens = self.num_cached = 0
         self.finish = ""
 
-    def tokens(self, num_tokens: int) -> None:
-        """The answer has so many tokens now."""
+    def tokens(self, num_tokens: int, num_cached: int) -> None:
+        """The answer has so many tokens now, and so many of its prompt were not computed again."""
         self.last_s = time.perf_counter()
         if self.first_s is None:
             self.first_s = self.last_s
-        self.num_tokens = num_tokens
+        self.num_tokens, self.num_cached = num_tokens, num_cached
 
     def finished(self, finish: str) -> None:
         """The answer is complete."""

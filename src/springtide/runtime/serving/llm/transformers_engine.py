@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig, GenerationConfig
 
@@ -43,6 +44,7 @@ class TransformersEngine:
 
     def __init__(self, settings: LlmSettings) -> None:
         self.failure = ""
+        self.cache_tokens = 0
         name, given = settings.model, Path(settings.model)
         if (name.startswith(("/", ".", "~")) or given.exists()) and not (given / "config.json").is_file():
             raise InvalidRequest(f"{name} is no model: there is no config.json in it")
@@ -63,6 +65,7 @@ class TransformersEngine:
         self._batching = self._batching_config(settings, text, is_cuda=is_cuda)
         self._ids = itertools.count()
         self._open: dict[str, asyncio.Queue[Any]] = {}
+        self._num_cached: dict[str, int] = {}
         self._watch: asyncio.Task[None] | None = None
         self._embedding = asyncio.Lock()
         self._room = TokenRoom(self.context)
@@ -127,6 +130,22 @@ class TransformersEngine:
         # A block is left over, so that a stream that takes all others does not wait for itself.
         num_tokens = (manager.batch_processor.cache.num_blocks - 1) * manager.continuous_batching_config.page_size
         self.context, self._room = min(self.context, num_tokens), TokenRoom(num_tokens)
+        self._note_shared(manager.batch_processor.cache, num_tokens)
+
+    def _note_shared(self, cache: Any, num_tokens: int) -> None:
+        """Note of each prompt how much of it the cache had, if this model's cache shares anything at all."""
+        if not cache.use_prefix_sharing:
+            return
+        self.cache_tokens, search = num_tokens, cache.search_prefix_match
+
+        def search_and_note(name: str, prompt: list[int]) -> int:
+            # Called by the batching's thread, before the first token of the answer.
+            found = int(search(name, prompt))
+            if name in self._open:
+                self._num_cached.setdefault(name, found)
+            return found
+
+        cache.search_prefix_match = search_and_note
 
     async def close(self) -> None:
         """Stop the batching; what is being written fails."""
@@ -164,9 +183,10 @@ class TransformersEngine:
             try:
                 self._add(name, prompt, sampling, results)
                 async for piece in self._pieces(results, sampling):
-                    yield piece
+                    yield msgspec.structs.replace(piece, num_cached=self._num_cached.get(name, 0))
             finally:
                 del self._open[name]
+                self._num_cached.pop(name, None)
                 with self._manager.output_router._lock:
                     self._manager.output_router.result_handlers.pop(name, None)
                 # Of one that is complete this does nothing.

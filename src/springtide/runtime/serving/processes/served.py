@@ -35,6 +35,7 @@ class ServedProcess:
 
     def __init__(self, served: type[ProcessService], name: str, loop: asyncio.AbstractEventLoop) -> None:
         self._prefix = f"/f/{name}"
+        self.cache_tokens = served.cache_tokens
         self._kept = contextlib.ExitStack()
         self._port = self._kept.enter_context(held_port())
         self._upstream = Upstream(LOOPBACK, self._port)
