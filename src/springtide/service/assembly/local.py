@@ -134,8 +134,7 @@ def serve(options: PlatformOptions) -> int:
         sessions=BrowserSessions(options.state_dir / SESSIONS_FILE),
         note_refused=gateway.log,
     )
-    server = server_of(app)
-    grpc = grpc_beside(options.grpc_port, url)
+    server, grpc = server_of(app), grpc_beside(options.grpc_port, url)
     try:
         platform.start(on_stop=lambda: setattr(server, "should_exit", True))
         keeper.sweep()
