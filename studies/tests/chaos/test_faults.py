@@ -85,8 +85,13 @@ def limits(pid):
 
 def while_injected(kind, platform, monkeypatch, look):
     """What `look` returns in the middle of a fault that lasts, and what the fault says that it did."""
-    seen = []
-    monkeypatch.setattr(time, "sleep", lambda seconds: seen.append(look()))
+    seen, mine, sleep = [], threading.get_ident(), time.sleep
+
+    def look_instead(seconds):
+        # Other tests of this process may have left threads that sleep.
+        return seen.append(look()) if threading.get_ident() == mine else sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", look_instead)
     return FAULTS[kind].inject(platform, random.Random(1)), seen
 
 
