@@ -426,7 +426,7 @@ PURE = {
     ],
     "scheduling/families/candidates.py": ["size_grid"],
     "scheduling/families/family.py": ["_place_of", "_way", "rates"],
-    "scheduling/sharing/grounds.py": ["_of_services", "_of_training", "_serving", "_training"],
+    "scheduling/sharing/pool_nodes.py": ["_of_services", "_of_training", "_serving", "_training"],
     "scheduling/sharing/ledger.py": ["_columns_of"],
     "scheduling/sharing/outlook.py": ["_demands"],
     "storage/stores/memory.py": ["_objects_of"],

@@ -17,9 +17,9 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.sharing.deadlines import is_promised, least_workers, relative_speed, saved_s
 from springtide.scheduling.sharing.demand import demand_of
-from springtide.scheduling.sharing.grounds import PoolGrounds
 from springtide.scheduling.sharing.ledger import ShareLedger, parts_of
 from springtide.scheduling.sharing.packing import Packer, PlacementRequest
+from springtide.scheduling.sharing.pool_nodes import PoolNodes
 
 # Devices of the inner policy that a sharer gets as soon as they are free, each with that sharer.
 Claims = Mapping[DeviceId, WorkloadId]
@@ -64,7 +64,7 @@ class ShareBoard:
             for device_id in held.device_ids
         }
         self._services = {view.service.service_id for view in snapshot.services}
-        self._grounds = PoolGrounds(snapshot)
+        self._pool_nodes = PoolNodes(snapshot)
         self._never = _closed_devices(snapshot)
         self._closed = self._never | yielded
         self.ledger = ShareLedger(snapshot.cluster)
@@ -125,12 +125,12 @@ class ShareBoard:
             share=self.share[view.job.job_id],
             num_devices=each,
             avoid=avoid if each == 1 or held is None else avoid.union(held.device_ids),
-            closed=self._grounds.of_others(is_job=True),
+            closed=self._pool_nodes.of_others(is_job=True),
         )
 
     def closed_to(self, *, is_job: bool) -> list[DeviceId]:
         """The idle devices that belong to the other pool, so that a sharer may not open them."""
-        ledger, others = self.ledger, self._grounds.of_others(is_job=is_job)
+        ledger, others = self.ledger, self._pool_nodes.of_others(is_job=is_job)
         found = sorted((at, device_id) for device_id in others if (at := ledger.at.get(device_id)) is not None)
         return [device_id for at, device_id in found if ledger.is_usable[at] and not ledger.is_open[at]]
 
@@ -147,7 +147,7 @@ class ShareBoard:
             share=self.share[service_id],
             num_devices=each,
             avoid=avoid if each == 1 or held is None else avoid.union(held.device_ids),
-            closed=frozenset() if is_guaranteed else self._grounds.of_others(is_job=False),
+            closed=frozenset() if is_guaranteed else self._pool_nodes.of_others(is_job=False),
         )
 
     def find_place(self, request: PlacementRequest, *, may_open: bool = True) -> tuple[DeviceId, ...] | None:
@@ -162,7 +162,7 @@ class ShareBoard:
             found = self._packer.choose(self.ledger, replace(request, only=own))
             if found is not None:
                 return found
-        if elsewhere := self._grounds.labelled_for_others(is_job=request.workload_id not in self._services):
+        if elsewhere := self._pool_nodes.labelled_for_others(is_job=request.workload_id not in self._services):
             closed.insert(0, request.closed | elsewhere)
         for each in closed:
             one = replace(request, closed=each)

@@ -11,7 +11,7 @@ from springtide.core.resources import DeviceId, Node, Pool, admits
 _NONE: frozenset[DeviceId] = frozenset()
 
 
-class PoolGrounds:
+class PoolNodes:
     """The devices of nodes that belong to jobs or to services alone.
 
     A sharer opens a device only on a node that its pool owns or has now, first on one that it has now. On devices that
