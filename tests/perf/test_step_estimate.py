@@ -7,7 +7,7 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from springtide.core.job_parts import StepTime
@@ -144,10 +144,16 @@ STEPS = st.builds(
     step_s=st.floats(1e-4, 1e3),
     sync_s=st.one_of(st.none(), st.floats(0.0, 1e3)),
 )
+# No parameter can be told from another by these.
+TWICE_THE_WORK_TWICE_AS_LONG = [
+    StepTime(placement=(5,), local_batch_size=1, step_s=384.0, sync_s=None),
+    StepTime(placement=(1, 1), local_batch_size=2, step_s=776.0, sync_s=None),
+]
 
 
 @settings(max_examples=25, deadline=None)
 @given(own=st.lists(STEPS, max_size=6), family=st.lists(STEPS, max_size=6))
+@example(own=[], family=TWICE_THE_WORK_TWICE_AS_LONG)
 def test_whatever_was_measured_the_answer_is_finite(own, family):
     estimate = fit_throughput(tuple(own), tuple(family))
     assert (estimate is None) == (not own and not family)

@@ -30,6 +30,8 @@ SMALL_ERROR = 1e-3
 NUM_ITERATIONS = 60
 ENOUGH = 1e-6
 NUM_REFUSED = 6
+# With less damping the system of two parameters that the steps cannot tell apart is singular.
+LEAST_DAMPING = 1e-9
 GAMMAS = (1.001, 1.6, 3.0, 6.0)
 
 # Parameters in the order of `ThroughputModel`; the first six as logarithms of seconds.
@@ -282,5 +284,5 @@ def _minimise(theta: Floats, is_free: NDArray[np.bool_], steps: Steps) -> Floats
         new_matrix, new_gradient = _system(tried, steps, found)
         matrix = np.where(is_better[:, None, None], new_matrix, matrix)
         gradient = np.where(is_better[:, None], new_gradient, gradient)
-        damping = np.where(is_better, damping / 5.0, damping * 4.0)
+        damping = np.where(is_better, np.maximum(damping / 5.0, LEAST_DAMPING), damping * 4.0)
     return theta
