@@ -337,6 +337,21 @@ def test_a_job_with_a_share_opens_no_device_before_one_that_came_earlier():
     assert "waits for room" in plan.reasons["late"]
 
 
+def test_a_job_that_may_open_no_device_takes_the_part_of_a_worker_where_others_go_on():
+    part = Share(request=0.4, limit=0.4)
+    running = [job(name, part, workers=(1, 2), profile_steps_per_s={1: 1.0, 2: 1.9}) for name in ("a", "b")]
+    beside = [job(name, part) for name in ("e", "f")]
+    held = {"a": (["n/0", "n/1"], part), "b": (["n/2", "n/1"], part), "e": (["n/0"], part), "f": (["n/2"], part)}
+    early = job("early", workers=(3, 3), submitted_at_s=1.0)
+    late = [job(name, part, submitted_at_s=2.0) for name in ("c", "d")]
+    plan = decide(make_policy("dilu/fifo"), [*running, *beside, early, *late], (), held, [make_node("n", 4)])
+    # Both parts of n/1 would leave it idle, for the two to wait for parts elsewhere the next time.
+    where = places(plan)
+    goes_on = {device for who, (devices, _) in held.items() for device in devices if device in where[who]}
+    assert where["c"] == ["n/1"]
+    assert goes_on.issuperset([*where["c"], *where["d"]])
+
+
 def test_workers_of_a_job_are_on_one_node_where_that_is_possible(policy):
     nodes = [make_node("m", 2), make_node("n", 2)]
     held = {"w": (["m/0"], None)}

@@ -226,7 +226,7 @@ class ShareBoard:
     def make_room(self, request: PlacementRequest, reach: Reach, *, may_open: bool) -> tuple[DeviceId, ...] | None:
         """A device on which weaker work makes room: a worker of a job with a share that it can do without, a device of
         a job of the inner policy, or a job with a share that stops, or a replica beyond the minimum of its service."""
-        found = self._shrink(request)
+        found = self._shrink(request, may_open=may_open)
         if found is not None or reach == "workers":
             return found
         if may_open:
@@ -239,8 +239,9 @@ class ShareBoard:
             found = self._claim(request, reach, of_promises=True)
         return found
 
-    def _shrink(self, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
-        """A device of a worker that an elastic job has beyond its least, of the job that loses the fewest seconds."""
+    def _shrink(self, request: PlacementRequest, *, may_open: bool) -> tuple[DeviceId, ...] | None:
+        """A device of a worker that an elastic job has beyond its least, of the job that loses the fewest seconds. If
+        not `may_open`, one on which others go on: else it would be idle before the request can have its part."""
         now_s, overheads, demand = self._snapshot.now_s, self._snapshot.overheads, demand_of(request.share)
         best: tuple[float, JobView, DeviceId, list[DeviceId]] | None = None
         for view in reversed(self.jobs):
@@ -252,7 +253,11 @@ class ShareBoard:
             own, speed = demand_of(self.share[view.job.job_id]), self.speed(view, mine)
             for worker in reversed(in_parts(mine, each)):
                 able = (
-                    at for at in worker if at not in request.avoid and self.ledger.has_room_without(at, own, demand)
+                    at
+                    for at in worker
+                    if at not in request.avoid
+                    and self.ledger.has_room_without(at, own, demand)
+                    and (may_open or self._is_in_use_without(at, view.job.job_id))
                 )
                 device_id = next(able, None)
                 if device_id is None:
@@ -269,6 +274,12 @@ class ShareBoard:
         self._note(self.shrunk, view.job.job_id, request)
         self._undo.append(partial(self.hold_job, view, mine))
         return (device_id,)
+
+    def _is_in_use_without(self, device_id: DeviceId, leaver: WorkloadId) -> bool:
+        """Whether a sharer other than this one holds a part of the device, and keeps it."""
+        held = self._snapshot.allocations
+        others = [who for who in self.ledger.holders(device_id) if who != leaver and who in held]
+        return any(device_id in held[who].device_ids for who in others)
 
     def _claim(self, request: PlacementRequest, reach: Reach, *, of_promises: bool) -> tuple[DeviceId, ...] | None:
         """A device of the elastic job that holds most beyond its minimum, one without a promise if there is one or not

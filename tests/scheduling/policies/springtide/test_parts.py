@@ -177,15 +177,34 @@ def test_the_memory_gives_the_state_back() -> None:
     state.used, state.cluster = [0, 5], nodes_fingerprint(FOUR_NODES)
     state.record_devices(0.0, {"a": PoolAllocation(device_ids=_devices(2, 3))})
     index_of = {device_id: number for number, device_id in enumerate(FOUR_NODES.device_ids())}
-    memory = msgspec.json.decode(msgspec.json.encode(state.encode(index_of)))
+    memory = msgspec.json.decode(msgspec.json.encode(state.encode(index_of, {})))
     again = decode(memory, rows.by_id, snapshot, state.cluster, FOUR_NODES.device_ids())
-    assert again.encode(index_of) == memory
+    assert again.encode(index_of, {}) == memory
     assert again.reservations.entries["a"].runs == entry.runs
     assert again.reservations.profile.free == state.reservations.profile.free
     empty = decode({"rule": "somebody else's"}, {}, snapshot, "", FOUR_NODES.device_ids())
     assert not empty.reservations.entries
     gone = decode(memory, {}, snapshot, state.cluster, FOUR_NODES.device_ids())
     assert gone.num_gone == 1
+
+
+def test_a_job_on_its_way_to_other_devices_goes_on_to_them_when_the_nodes_change() -> None:
+    view = make_view("a", steps=1000, deadline_s=500.0)
+    rows = RowTable(lambda view, _: PromiseRow(view))
+    held = {"a": PoolAllocation(device_ids=(*_devices(2, 3), *_devices(6, 7)))}
+    snapshot = Snapshot(now_s=0.0, cluster=FOUR_NODES, jobs=(view,), allocations=held)
+    rows.read(snapshot)
+    state = _state()
+    state.cluster = nodes_fingerprint(FOUR_NODES)
+    state.record_devices(0.0, {"a": PoolAllocation(device_ids=_devices(6, 7))})
+    index_of = {device_id: number for number, device_id in enumerate(FOUR_NODES.device_ids())}
+    memory = msgspec.json.decode(msgspec.json.encode(state.encode(index_of, held)))
+    fewer = Topology(nodes=FOUR_NODES.nodes[:2])
+    again = decode(memory, rows.by_id, snapshot, nodes_fingerprint(fewer), fewer.device_ids())
+    assert again.devices == {"a": _devices(6, 7)}
+    # Without these it is where it was, which is not what was decided.
+    first = Topology(nodes=FOUR_NODES.nodes[1:])
+    assert not decode(memory, rows.by_id, snapshot, nodes_fingerprint(first), first.device_ids()).devices
 
 
 def test_sizes_are_powers_of_two_and_both_ends() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import astuple
 
-from springtide.core.decision import Overheads, PoolAllocation, PromiseCondition, Snapshot
+from springtide.core.decision import Allocation, Overheads, PoolAllocation, PromiseCondition, Snapshot
 from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.topology import Layout
@@ -93,8 +93,9 @@ class State:
         self.batches: dict[WorkloadId, int] = {}
         self.sure: dict[WorkloadId, dict[int, float]] = {}
 
-    def encode(self, index_of: Mapping[DeviceId, int]) -> dict[str, Any]:
-        """As plain values; a device is its number in the cluster."""
+    def encode(self, index_of: Mapping[DeviceId, int], held: Mapping[WorkloadId, Allocation]) -> dict[str, Any]:
+        """As plain values; a device is its number in the cluster. What a workload is to hold and does not yet is also
+        kept by name, for when the nodes change on its way there."""
         before, self.encoded = self.encoded, {}
         for workload_id, devices in self.devices.items():
             known = before.get(workload_id)
@@ -110,6 +111,7 @@ class State:
             "until_s": self.until_s,
             "used": [format(bits, "x") for bits in self.used],
             "devices": {str(workload_id): numbers for workload_id, (_, numbers) in self.encoded.items()},
+            **({"moving": moving} if (moving := self._moving(held)) else {}),
             "notes": {str(workload_id): text for workload_id, text in self.notes.items()},
             "waiting": sorted(self.waiting),
             "detours": [str(workload_id) for workload_id in self.stop_first],
@@ -140,6 +142,13 @@ class State:
                 ]
                 for entry in self.reservations.entries.values()
             },
+        }
+
+    def _moving(self, held: Mapping[WorkloadId, Allocation]) -> dict[str, list[str]]:
+        return {
+            str(workload_id): [str(device_id) for device_id in devices]
+            for workload_id, devices in self.devices.items()
+            if (has := held.get(workload_id)) is None or has.device_ids != tuple(devices)
         }
 
     def record_devices(self, now_s: float, placed: Mapping[WorkloadId, PoolAllocation]) -> None:
@@ -253,13 +262,16 @@ def _decoded(known: Any) -> Steps:
 
 def _recover_devices(state: State, memory: Mapping[str, Any], snapshot: Snapshot, device_ids: Devices) -> None:
     """Recover the decided devices after a change of the nodes, when the remembered numbers mean other devices: a job
-    that holds as many devices as were decided for it keeps those."""
-    alive = set(device_ids)
+    that is on its way to others goes on to them, and one that holds as many as were decided for it keeps those."""
+    alive, moving = set(device_ids), memory.get("moving", {})
     for name, numbers in memory["devices"].items():
         workload_id = WorkloadId(name)
         allocation = snapshot.allocations.get(workload_id)
-        if allocation is not None and allocation.num_devices == len(numbers) and alive >= set(allocation.device_ids):
-            state.devices[workload_id] = allocation.device_ids
+        decided = tuple([DeviceId(device_id) for device_id in moving.get(name, ())])
+        if not (decided and alive.issuperset(decided)) and allocation is not None:
+            decided = allocation.device_ids
+        if len(decided) == len(numbers) and alive.issuperset(decided):
+            state.devices[workload_id] = decided
             state.formed_s[workload_id] = memory["formed_s"].get(name, snapshot.now_s)
 
 

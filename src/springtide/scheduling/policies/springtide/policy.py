@@ -145,7 +145,7 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
         # A refused job is not in the next snapshot.
         state.fingerprint = derived.fingerprints.of(snapshot, kept, RowChanges())
         derived.number_devices(snapshot.cluster)
-        memory = state.encode(derived.index_of)
+        memory = state.encode(derived.index_of, snapshot.allocations)
         derived.wanted = decision.allocations
         plan = _build_plan(snapshot, state, derived.wanted, kept, decision.rejected, memory)
         return replace(plan, trades=decision.trades)
