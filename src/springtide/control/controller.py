@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import UNSET
@@ -395,10 +396,18 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     _check_functions(snapshot, plan)
     existing = snapshot.cluster.device_set
     bounds = _bounds(snapshot)
-    if _is_sound(plan, bounds, existing):
-        return
+    sharers = {who: given for who, given in plan.allocations.items() if given.share is not None}
+    whole = [allocation for allocation in plan.allocations.values() if allocation.share is None]
+    named = frozenset().union(*[allocation.device_ids for allocation in whole])
+    is_sound = (
+        len(named) == sum([len(allocation.device_ids) for allocation in whole])
+        and named <= existing
+        and named.isdisjoint(itertools.chain.from_iterable([given.device_ids for given in sharers.values()]))
+        and all(len(given.device_ids) <= bounds.get(who, 0) for who, given in plan.allocations.items())
+    )
+    # Where those on whole devices are sound, only sharers are looked at one by one; else to find what to report.
     given: dict[DeviceId, list[WorkloadId]] = {}
-    for workload_id, allocation in plan.allocations.items():
+    for workload_id, allocation in (sharers if is_sound else plan.allocations).items():
         if workload_id not in bounds:
             raise PolicyError(f"the plan gives devices to {workload_id!r}, which does not want to run")
         if allocation.num_devices > bounds[workload_id]:
@@ -426,17 +435,6 @@ def _check_room(plan: Plan, device_id: DeviceId, holders: Sequence[WorkloadId], 
                 f"the plan gives shares of {device_id!r} to {', '.join(map(repr, holders[: number + 1]))} that it has "
                 "no room for"
             )
-
-
-def _is_sound(plan: Plan, bounds: dict[WorkloadId, int], existing: frozenset[DeviceId]) -> bool:
-    """A fast check of the whole plan; where it fails, `check_plan` finds the error to report."""
-    allocations = plan.allocations
-    named = frozenset().union(*[allocation.device_ids for allocation in allocations.values()])
-    return (
-        len(named) == sum([len(allocation.device_ids) for allocation in allocations.values()])
-        and named <= existing
-        and all(len(a.device_ids) <= bounds.get(workload_id, 0) for workload_id, a in allocations.items())
-    )
 
 
 def _unfinished(record: JobRecord | ServiceRecord) -> list[Action]:

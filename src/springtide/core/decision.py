@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -25,6 +25,22 @@ from springtide.core.tide import Tide
 from springtide.core.workload import Checkpoint, InferenceService, JobState, TrainingJob, WorkloadId, replicas_for
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
+T = TypeVar("T")
+
+
+class Same(Generic[T]):
+    """A part of a snapshot as a key of a cache: equal to itself alone, since no part of a snapshot is ever changed."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
 
 
 class PoolAllocation(msgspec.Struct, frozen=True, kw_only=True, tag_field="allocation", tag=True):

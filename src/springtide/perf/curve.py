@@ -10,7 +10,9 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from springtide.core.decision import JobView
+from springtide.core.decision import JobView, Same
+from springtide.core.job_parts import LearntSpeed
+from springtide.core.workload import TrainingJob
 
 # The assumed fraction of a step's time on one worker that does not scale with workers, before anything is measured.
 PRIOR_SERIAL_FRACTION = 0.1
@@ -118,12 +120,20 @@ def curve_of(view: JobView) -> SpeedCurve:
         rate = 1.0 / job.menu.options[job.menu.recommended].step_s
         return SpeedCurve(steps_per_s=(0.0, rate), sizes=(1,), doubling_sizes=(1,), source="profile")
     most = min(view.bounds.max_workers, job.num_virtual_shards) if job.elastic else view.bounds.max_workers
+    return _curve_of(Same(job), Same(view.learnt), view.bounds.min_workers, most)
+
+
+@lru_cache(maxsize=4096)
+def _curve_of(job: Same[TrainingJob], learnt: Same[LearntSpeed], least: int, most: int) -> SpeedCurve:
+    """The curve for the same job and measurements again, without a look at the numbers."""
+    of = job.value
+    measured = learnt.value.throughput_samples_per_s
     return _curve(
-        tuple(job.profile_steps_per_s.items()),
-        tuple((n, rate / job.global_batch_size) for n, rate in view.learnt.throughput_samples_per_s.items()),
-        view.bounds.min_workers,
+        tuple(of.profile_steps_per_s.items()),
+        tuple((n, rate / of.global_batch_size) for n, rate in measured.items()),
+        least,
         most,
-        job.devices_each,
+        of.devices_each,
     )
 
 

@@ -6,17 +6,16 @@ import functools
 import operator
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from springtide.core.decision import PoolAllocation
+from springtide.core.decision import PoolAllocation, Same
 from springtide.core.resources import Device, DeviceId, Node, Topology
 from springtide.core.workload import WorkloadId
 
-T = TypeVar("T")
 # So many answers for the devices of a workload are kept. On 8,192 devices there are some 1,500 workloads, and several
 # layouts: with and without devices that are shared.
 _MOST_KEPT = 16384
@@ -154,21 +153,6 @@ def is_scattered(layout: Layout, devices: Sequence[DeviceId]) -> bool:
     if high < layout.node_starts[node] + (1 << layout.node_levels[node]):
         return False
     return len({layout.node_at(address) for address in found}) > layout.nodes_needed(len(found))
-
-
-class Same(Generic[T]):
-    """A value that is not changed any more as a key: equal to itself alone."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: T) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.value is other.value
 
 
 class SameNodes:

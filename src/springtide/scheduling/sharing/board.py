@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Literal
 import numpy as np
 from msgspec.structs import replace
 
-from springtide.core.decision import Allocation, JobView, ServiceView, Snapshot
+from springtide.core.decision import Allocation, JobView, Same, ServiceView, Snapshot
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.shares import Share
 from springtide.core.workload import WorkloadId
@@ -57,12 +58,7 @@ class ShareBoard:
         self.jobs, self.share, self.yielded = jobs, share, yielded
         self.names = {view.service.service_id: view.service.name for view in snapshot.services}
         self.names |= {view.job.job_id: view.job.name for view in snapshot.jobs}
-        self.whole = {
-            device_id: who
-            for who, held in snapshot.allocations.items()
-            if held.share is None
-            for device_id in held.device_ids
-        }
+        self.whole = _held_whole(Same(snapshot.allocations))
         self._services = {view.service.service_id for view in snapshot.services}
         self._pool_nodes = PoolNodes(snapshot)
         self._never = _closed_devices(snapshot)
@@ -504,6 +500,13 @@ class ShareBoard:
                 left |= {who: left[who] - each[who] for who in holders}
                 there |= {who: there[who] - each[who] for who in working}
         return frozenset(spare)
+
+
+@functools.lru_cache(maxsize=4)
+def _held_whole(allocations: Same[Mapping[WorkloadId, Allocation]]) -> Mapping[DeviceId, WorkloadId]:
+    """Who holds each device that is held as a whole."""
+    held = allocations.value
+    return {at: who for who, given in held.items() if given.share is None for at in given.device_ids}
 
 
 def fewest_left(view: JobView, held: Allocation) -> int:

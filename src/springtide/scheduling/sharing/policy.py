@@ -6,16 +6,17 @@ the other devices as if they were the whole cluster. See docs/policies/sharing.m
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from springtide.core.decision import EMPTY, Allocation, Capacity, Plan, PlannedRun, Policy, Snapshot, TimeClaim
+from springtide.core.decision import EMPTY, Allocation, Capacity, Plan, PlannedRun, Policy, Same, Snapshot, TimeClaim
 from springtide.core.resources import DeviceId, Node, Topology, admits
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import DecisionCache
@@ -315,23 +316,9 @@ def _shown(snapshot: Snapshot, parts: SharePlan, memory: Any) -> Snapshot:
 
     What is left by a sharer that has ended becomes free as that of any other workload.
     """
-    taken = parts.taken
-    cluster = _without(snapshot.cluster, taken)
-    alive = cluster.device_set
+    cluster = _without(Same(snapshot.cluster), parts.taken)
     sharers = parts.sharers
-    allocations: dict[WorkloadId, Allocation] = {}
-    leaving = set[DeviceId]()
-    for who, held in snapshot.allocations.items():
-        if who in sharers:
-            continue
-        if held.share is None and alive.issuperset(held.device_ids):
-            allocations[who] = held
-            continue
-        left = tuple(device_id for device_id in held.device_ids if device_id in alive and device_id not in leaving)
-        if held.share is not None:
-            leaving.update(left)
-        if left:
-            allocations[who] = replace(held, device_ids=left, share=None)
+    allocations = _held_whole(Same(snapshot.allocations), Same(cluster), frozenset(sharers))
     num_taken = len(snapshot.cluster.device_ids()) - len(cluster.device_ids())
     return replace(
         snapshot,
@@ -350,9 +337,33 @@ def _less(capacity: tuple[Capacity, ...], num_taken: int) -> tuple[Capacity, ...
     return tuple(replace(each, num_devices=max(0, each.num_devices - num_taken)) for each in capacity)
 
 
-def _without(cluster: Topology, taken: Collection[DeviceId]) -> Topology:
+@functools.lru_cache(maxsize=8)
+def _held_whole(
+    allocations: Same[Mapping[WorkloadId, Allocation]], cluster: Same[Topology], sharers: frozenset[WorkloadId]
+) -> Mapping[WorkloadId, Allocation]:
+    """What others than sharers hold in this cluster; the same object again for the same allocations, since policies
+    keep what they derive from it. What sharers hold that have ended becomes free."""
+    alive = cluster.value.device_set
+    found: dict[WorkloadId, Allocation] = {}
+    leaving = set[DeviceId]()
+    for who, held in allocations.value.items():
+        if who in sharers:
+            continue
+        if held.share is None and alive.issuperset(held.device_ids):
+            found[who] = held
+            continue
+        left = tuple(device_id for device_id in held.device_ids if device_id in alive and device_id not in leaving)
+        if held.share is not None:
+            leaving.update(left)
+        if left:
+            found[who] = replace(held, device_ids=left, share=None)
+    return found
+
+
+@functools.lru_cache(maxsize=16)
+def _without(topology: Same[Topology], taken: frozenset[DeviceId]) -> Topology:
     """The cluster without these devices."""
-    nodes: list[Node] = []
+    cluster, nodes = topology.value, list[Node]()
     gone = {cluster.node_of[at] for at in taken if at in cluster.node_of}
     for node in cluster.nodes:
         if node.node_id not in gone:
