@@ -24,21 +24,11 @@ MAX_CLEARINGS_OF_ALL = 512
 MAX_MOVES_OF_ALL = 256
 
 
-# To clear a place reads all devices: on more than so many of them fewer are cleared.
-MANY_DEVICES = 2048
-
-
 class SearchBudget(msgspec.Struct):
     """How much of the search for room is left in one decision: places to clear, and jobs to place anew."""
 
     clearings: int = MAX_CLEARINGS_OF_ALL
     moves: int = MAX_MOVES_OF_ALL
-
-    @classmethod
-    def on(cls, num_devices: int) -> SearchBudget:
-        """What one decision has on a cluster of this size."""
-        part = min(1.0, MANY_DEVICES / max(1, num_devices))
-        return cls(round(part * MAX_CLEARINGS_OF_ALL), round(part * MAX_MOVES_OF_ALL))
 
 
 class Claims:

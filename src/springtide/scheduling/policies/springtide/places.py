@@ -69,7 +69,7 @@ def assign_devices(
     fixed &= held.keys()
     fixed |= {WorkloadId(key) for key in (*staying.promised, *staying.others)}
     num_adjustments: dict[str, int] = {}
-    budget = SearchBudget.on(layout.present.bit_count())
+    budget = SearchBudget()
     compact = _find_compact_places(state, layout, snapshot, {**services, **_counts(reservations), **spare}, fixed)
     for number in range(MAX_ROUNDS + 1):
         spare = _within(spare, reservations, state.num_surplus)
