@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 
 import pytest
 
+from kits.simulation.sweeps import part
 from springtide.core.errors import InvalidRequest
 from springtide.core.events import ServiceDeployed
+from springtide.scheduling.registry import make_live_policy
 from springtide_studies.decision.bench import run_bench
 from springtide_studies.decision.everything import CASES, MixedCrowd
 from springtide_studies.decision.kinds import ALL, PARTS, kinds_markdown
+from springtide_studies.decision.platform import BenchPlatform
+
+# Some 20 turns follow each other at a moment where jobs move.
+MOST_AT_A_MOMENT = 100
 
 
 def test_the_crowd_has_jobs_and_services_of_every_kind_and_is_the_same_again() -> None:
@@ -40,6 +47,19 @@ def test_a_job_is_followed_by_one_of_its_kind() -> None:
     crowd.ended(gone.job_id)
     assert crowd.next(100.0).share is not None
     assert crowd.next(100.0).share is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("seed", range(1, 1 + part(4, least=1)))
+def test_no_moment_goes_on_for_ever(case: str, seed: int) -> None:
+    """Workloads that gave way to each other in turn, at each event, would start and stop at one moment without end."""
+    platform = BenchPlatform(make_live_policy(CASES[case]), MixedCrowd(case, 256, seed), time.process_time)
+    at_s, num_turns = 0.0, 0
+    while not platform.is_over and platform.now_s < 120.0:
+        platform.step(platform.wait())
+        at_s, num_turns = platform.now_s, num_turns + 1 if platform.now_s == at_s else 0
+        assert num_turns < MOST_AT_A_MOMENT, f"{case} with seed {seed} at {at_s} s"
 
 
 @pytest.mark.slow

@@ -490,3 +490,15 @@ def test_a_new_promise_on_a_part_gets_what_it_would_get_without_weaker_claims(dr
     for view in weak:
         before, after = held[view.job.job_id][0], places(plan).get(view.job.job_id, [])
         assert len(after) >= len(before) or plan.reasons[view.job.job_id], "who loses a device is told why"
+
+
+def test_a_device_that_a_job_stopped_to_leave_is_the_claimants_although_that_job_waits_now():
+    policy = make_live_policy("springtide")
+    first = job("first", workers=(1, 2), **SLOW)
+    late = job("late", PART, submitted_at_s=5.0, **SLOW)
+    plan = decide(policy, [runs(first, 2), late], held={"first": (["n/0", "n/1"], None)}, nodes=TWO)
+    (claimed,) = places(plan)["late"]
+    stopped = with_fields(first, state=JobState.PENDING)
+    again = decide(policy, [stopped, late], nodes=TWO, memory=plan.memory, now_s=11.0)
+    assert places(again)["late"] == [claimed]
+    assert claimed not in places(again)["first"]

@@ -146,6 +146,10 @@ class ShareBoard:
             closed=frozenset() if is_guaranteed else self._pool_nodes.of_others(is_job=False),
         )
 
+    def has_claimed(self, who: WorkloadId) -> bool:
+        """Whether others leave a device, or have left it, since this sharer has claimed it."""
+        return bool(self._claimed.get(who))
+
     def find_place(self, request: PlacementRequest, *, may_open: bool = True) -> tuple[DeviceId, ...] | None:
         """A place on shared devices, else on new ones, first of nodes where some are shared: an unopened device can be
         used by a workload as a whole, and an unopened node by a large group. Of new ones, first on nodes that are

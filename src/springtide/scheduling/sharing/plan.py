@@ -398,7 +398,9 @@ class SharePlan:
             self.reasons[job.job_id] = "its devices have no room for it any more"
             return
         claim = "promise" if is_promised(view) or can_promise(view) else "job"
-        may_open = self._may_open(claim, job.job_id) and not any(self._waits_before(view))
+        # A job that stopped to leave it a device may wait now, and came earlier.
+        is_next = self._board.has_claimed(job.job_id) or not any(self._waits_before(view))
+        may_open = self._may_open(claim, job.job_id) and is_next
         refusals: list[tuple[bool, Refusal]] = []
         for there in self._on_each_model(view):
             found = self._find(there, self._kept, may_open=may_open)
