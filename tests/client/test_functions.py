@@ -358,6 +358,7 @@ def test_an_exact_job_has_as_many_shards_as_it_says_and_no_more_workers(given: A
     job = options.as_local_job("fit")
     assert job.exact == (num_shards is not None)
     assert job.num_virtual_shards == (num_shards or 4)
+    assert TrainOptions(exact=given, global_batch=(32, 64)).as_local_job("fit").exact == job.exact
 
 
 def test_an_exact_job_with_more_workers_than_shards_is_refused() -> None:

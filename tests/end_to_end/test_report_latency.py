@@ -83,6 +83,7 @@ def test_how_long_a_report_takes_from_the_end_of_its_step(tmp_path, monkeypatch,
         num_epochs=8,
         max_workers=2,
         global_batch_size=32,
+        exact=False,
         batch=AdaptiveBatch(min_size=32, max_size=256),
     )
     platform.submit(JobSubmitted(job=job))

@@ -211,7 +211,7 @@ class TrainOptions:
             entrypoint=Entrypoint(source_path=""),
             global_batch_size=batch_range(self.values["global_batch"])[0],
             num_virtual_shards=num_shards or shards_for(bounds[1] if bounds is not None else 1, batch),
-            exact=num_shards is not None or batch is not None,
+            exact=num_shards is not None,
             batch=batch,
             length_unit=LENGTH_UNITS[self.values["length"]],
             batch_schedule=batch_phases(self.values["batch_schedule"]),

@@ -1,4 +1,4 @@
-"""Batches that change under real workers: the same (step, batch) sequence gives the same bits on any workers."""
+"""Batches that change under real workers: of exact jobs, the same (step, batch) sequence gives the same bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kits.runtime.runtime_plane import artifact_hash
+from kits.runtime.runtime_plane import TRAIN, artifact_hash
 from kits.simulation.sweeps import only_in_full
 from springtide.core.wire.workers import CheckpointWritten, Preempt, Progress
 from springtide.core.workload import AdaptiveBatch
@@ -17,27 +17,44 @@ from springtide.runtime.data.shards import SampleSchedule
 from springtide.runtime.local import inprocess
 from springtide.runtime.process.entry import load_object
 
+# Nothing that a module draws or computes over its part of a batch, which differs with the parts.
+PLAIN = (
+    TRAIN.replace("nn.BatchNorm1d(16), ", "")
+    .replace(", nn.Dropout(0.2)", "")
+    .replace(" + 0.01 * torch.randn_like(batch.x)", "")
+)
+
 
 def batch(rule="adascale"):
     return AdaptiveBatch(min_size=8, max_size=64, learning_rate=rule)
 
 
-def replayed_hash(plane, directory, monkeypatch):
-    """Do the logged sequence of (step, batch) again with one worker in this process."""
+def replayed(plane, directory, monkeypatch):
+    """Do the logged sequence of (step, batch) again with one worker in this process; returns the losses."""
     size_of = {record["step"] - 1: plane.batch_sizes[record["generation"]] for record in plane.steps()}
-    begin = inprocess._OneWorker.next_shard
+    begin, commit, losses = inprocess._OneWorker.next_shard, inprocess._OneWorker._commit, []
 
     def next_shard(worker):
         if worker._batch is None:
             worker.training_cursor.set_batch_size(size_of.get(worker.step, 0))
         return begin(worker)
 
+    def committed(worker, reduced):
+        commit(worker, reduced)
+        losses.append(reduced.loss)
+
     monkeypatch.setattr(inprocess._OneWorker, "next_shard", next_shard)
+    monkeypatch.setattr(inprocess._OneWorker, "_commit", committed)
     for name in ("STEP_S", "OPTIMIZER"):
         monkeypatch.setenv(name, plane.environment[name] if name != "STEP_S" else "0")
     function = load_object(plane.job.entrypoint, f"replayed_{os.getpid()}")
     result = inprocess.run_local(function, plane.job, directory / "artifacts", write=lambda line: None)
     assert result.num_steps == len(plane.steps())
+    return losses
+
+
+def replayed_hash(plane, directory, monkeypatch):
+    replayed(plane, directory, monkeypatch)
     return artifact_hash(directory)
 
 
@@ -118,6 +135,25 @@ def test_batches_on_one_to_four_workers_with_a_kill(make_plane, tmp_path, monkey
     plane.wait_finished()
     assert_every_sample_once(plane)
     assert plane.result_hash() == replayed_hash(plane, tmp_path / "again", monkeypatch)
+
+
+@pytest.mark.slow
+def test_a_job_that_is_not_exact_measures_noise_on_any_number_of_workers(make_plane, tmp_path, monkeypatch):
+    # A rule that does not follow the noise, whose estimate depends on how many workers there are.
+    plane = make_plane(PLAIN, step_s=0.01, num_epochs=16, batch=batch("linear"), exact=False)
+    plane.start_group("a", batch=20)
+    plane.wait_step(20)
+    plane.grow("b", "c", batch=64)
+    plane.wait_step(len(plane.steps()) + 20)
+    plane.kill("a")
+    plane.form("b", "c", forced=True, batch=40)
+    plane.wait_step(len(plane.steps()) + 3)
+    plane.form("c", batch=8)
+    plane.wait_finished()
+    assert_every_sample_once(plane)
+    assert any(report.grad_var for report in plane.of(Progress))
+    losses = [record["loss"] for record in plane.steps()]
+    assert losses == pytest.approx(replayed(plane, tmp_path / "again", monkeypatch), rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.slow

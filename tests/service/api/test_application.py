@@ -75,12 +75,13 @@ def test_the_shards_follow_the_most_workers(http, platform, max_workers, shards)
     assert platform.view().jobs[job.job_id].job.num_virtual_shards == shards
 
 
-def test_a_job_is_exact_where_it_names_its_shards_or_its_batch_may_change(http, platform):
+def test_a_job_is_exact_where_it_names_its_shards(http, platform):
     bounds = {"min_size": 64, "max_size": 1024, "max_local_size": 64, "learning_rate": "sqrt"}
-    asked = [{}, {"options__num_virtual_shards": 16}, {"options__batch": bounds}]
+    shards = {"options__num_virtual_shards": 16}
+    asked = [{}, shards, {"options__batch": bounds}, {"options__batch": bounds, **shards}]
     job_ids = [submit(http, **options).job_id for options in asked]
     jobs = [platform.view().jobs[job_id].job for job_id in job_ids]
-    assert [job.exact for job in jobs] == [False, True, True]
+    assert [job.exact for job in jobs] == [False, True, False, True]
     assert jobs[1].num_virtual_shards == 16
 
 

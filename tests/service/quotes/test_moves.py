@@ -84,7 +84,7 @@ def test_a_job_without_layers_of_its_own_needs_a_profile(asking, connected):
     ("options", "why"),
     [
         ({"options__num_virtual_shards": 4}, "it is exact"),
-        ({"options__batch": {"min_size": 64, "max_size": 128}}, "exact"),
+        ({"options__batch": {"min_size": 64, "max_size": 128}}, "its batch has bounds"),
         ({"options__share": {"request": 0.5, "limit": 0.5}}, "a share of a device"),
         ({"options__env": {"MODE": "x"}}, "an environment of its own"),
         ({"source__kind": "script", "source__object_name": ""}, "only a declared job"),

@@ -293,6 +293,15 @@ def test_a_quote_says_why_a_run_tells_nothing(asking, promising, changes, told):
     assert [line for line in quoted.evidence if line.startswith(f"{first} does not count as an earlier run: {told}")]
 
 
+def test_a_run_whose_parts_had_passes_of_their_own_tells_nothing_of_one_pass(asking, promising):
+    bounds = {"options__batch": {"min_size": 64, "max_size": 128}}
+    first = run_once(asking, promising, **bounds, options__num_virtual_shards=16)
+    told = f"{first} does not count as an earlier run: it ran the parts of its batch one after another"
+    assert any(line.startswith(told) for line in ask(asking, job_body(**bounds)).evidence)
+    same = ask(asking, job_body(**bounds, options__num_virtual_shards=16))
+    assert not any(line.startswith(told) for line in same.evidence)
+
+
 def test_a_quote_says_that_no_run_is_known(asking, promising):
     run_once(asking, promising)
     changed = job_body(name="another", source__text="def fit(ctx):\n    return 1\n")

@@ -17,7 +17,6 @@ from springtide.client.folders.choice import FolderWish, with_code
 from springtide.client.requirements import with_packages
 from springtide.client.shares import is_auto
 from springtide.core.quantities import validate_name
-from springtide.core.workload import shards_for
 
 
 def check_profile(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -52,10 +51,7 @@ def profiled_request(session: Session, asked: JobRequest, path: Path, folder: Fo
     options = asked.options.as_request(num_machines, datetime.now())
     if options["params"] != profile.params:
         session.note(f"{path} was taken with the parameters {profile.params}; with others its speed may be another")
-    num_shards, batch = options.get("num_virtual_shards"), asked.options.batch_bounds()
-    if batch is not None:
-        num_shards = num_shards or shards_for(options["max_workers"], batch)
-    rates = platform_steps_per_s(profile, options["global_batch_size"], num_shards)
+    rates = platform_steps_per_s(profile, options["global_batch_size"], options.get("num_virtual_shards"))
     options["profile_steps_per_s"] = {str(count): rate for count, rate in rates.items()}
     options["step_profile"] = msgspec.to_builtins(profile.step)
     options.setdefault("num_samples", profile.num_samples)

@@ -259,7 +259,8 @@ class Trainer:
             else:
                 part, bounds = self._method.begin_part()
                 self._part_size = bounds[1] - bounds[0]
-                seed_everything(self.job.seed, self._batch.step, part)
+                # A pass over half of the batch begins as that over the whole, which comes after it.
+                seed_everything(self.job.seed, self._batch.step, max(part, 0))
                 return self._batch, part, bounds
         return None
 
@@ -523,7 +524,7 @@ class Trainer:
         """Update the model with the reduced gradients, unless turns have. The step then counts as committed."""
         assert self._batch is not None
         batch, self._batch = self._batch, None
-        self.training_cursor.commit(batch, reduced.squares, reduced.rank0_square)
+        self.training_cursor.commit(batch, reduced.squares, reduced.rank0_square, reduced.num_parts)
         if self._is_updated_at_once:
             self._apply(self.step)
         if self._old_group is not None:

@@ -247,7 +247,7 @@ class TrainingCursor:
     @property
     def measures_step(self) -> bool:
         """Whether noise is measured in the next step. It depends on the step's number only, so all members agree."""
-        return self.measures_noise and _stride(self.cursor.step) > 0
+        return self.measures_noise and is_measured_step(self.cursor.step)
 
     def next_batch(self) -> GlobalBatch:
         cursor = self.cursor
@@ -269,7 +269,9 @@ class TrainingCursor:
         """Count an update of a step that may have more of them."""
         self.cursor = msgspec.structs.replace(self.cursor, num_updates=self.cursor.num_updates + 1)
 
-    def commit(self, batch: GlobalBatch, squares: tuple[float, float] | None, rank0_square: float) -> None:
+    def commit(
+        self, batch: GlobalBatch, squares: tuple[float, float] | None, rank0_square: float, num_parts: int = 0
+    ) -> None:
         """Advance the cursor by a committed step on `batch`.
 
         `squares` are StepVector.squares of this step, if it was measured; `rank0_square` is rank 0's `last_square`.
@@ -282,7 +284,7 @@ class TrainingCursor:
         measured = None
         # NaN and infinity would spoil the estimate, and the JSON of a checkpoint cannot hold them.
         if squares is not None and self.measures_step and all(math.isfinite(square) for square in squares):
-            num_shards = batch.num_filled(self._job.num_virtual_shards)
+            num_shards = num_parts or batch.num_filled(self._job.num_virtual_shards)
             measured = Squares(
                 num_shards=num_shards, num_samples=len(batch.ids), shard_square=squares[0], mean_square=squares[1]
             )
@@ -305,6 +307,11 @@ class TrainingCursor:
         if self._job.batch is None:
             return 1.0
         return float(gain(self.noise, num_samples / self._job.global_batch_size))
+
+
+def is_measured_step(step: int) -> bool:
+    """Whether gradient noise is measured in step `step` (from 0) of a job that measures it."""
+    return _stride(step) > 0
 
 
 def _stride(step: int) -> int:

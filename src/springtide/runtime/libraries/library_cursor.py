@@ -83,7 +83,9 @@ class LibraryCursor:
         assert self._offered is not None, "no step was offered"
         return self._offered
 
-    def commit(self, batch: GlobalBatch, squares: tuple[float, float] | None, rank0_square: float) -> None:
+    def commit(
+        self, batch: GlobalBatch, squares: tuple[float, float] | None, rank0_square: float, num_parts: int = 0
+    ) -> None:
         """Advance by a committed step on `batch`."""
         if self._num_left is not None:
             self._num_left -= 1

@@ -146,7 +146,7 @@ class _OneWorker:
         assert self._own is not None
         part, bounds = self._method.begin_part()
         self._part_size = bounds[1] - bounds[0]
-        seed_everything(self.job.seed, self._batch.step, part * self.world_size + self.rank)
+        seed_everything(self.job.seed, self._batch.step, max(part, 0) * self.world_size + self.rank)
         return self._own, part, bounds
 
     def evaluate(self, name: str, num_parts: int, compute: Compute) -> list[PartScores]:
@@ -203,7 +203,7 @@ class _OneWorker:
         batch, self._batch = self._batch, None
         assert batch is not None
         self.loss = reduced.loss
-        self.training_cursor.commit(batch, reduced.squares, reduced.rank0_square)
+        self.training_cursor.commit(batch, reduced.squares, reduced.rank0_square, reduced.num_parts)
         if len(self.state.optimizers) == 1:
             self._apply()
         self._report(self, len(batch.ids))

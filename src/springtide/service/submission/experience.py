@@ -226,6 +226,10 @@ def _difference(record: JobRecord, request: JobIn, *, is_close: bool) -> str:
             options.num_virtual_shards is None or _has_same_shards(job, request),
             "it is not exact with as many shards",
         ),
+        (
+            job.batch is None or not job.exact or options.num_virtual_shards is not None,
+            "it ran the parts of its batch one after another",
+        ),
         # The speed of functions says nothing about the platform's machines.
         (not job.is_on_functions, "it runs on functions"),
         (bool(record.learnt.throughput_samples_per_s), "no speed was measured of it"),

@@ -503,8 +503,7 @@ def make_job(
         min_workers=least,
         max_workers=most,
         num_virtual_shards=options.num_virtual_shards or shards_for(options.max_workers, batch),
-        # Gradient noise, by which a batch is chosen, is measured from several parts of it.
-        exact=options.num_virtual_shards is not None or batch is not None,
+        exact=options.num_virtual_shards is not None,
         # A script learns its world size at the start and cannot change it.
         elastic=not entrypoint.is_plain_script,
         goal=goal_of(options, now_s),

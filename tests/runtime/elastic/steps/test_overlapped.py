@@ -13,6 +13,7 @@ from torch import nn
 from springtide.core.errors import CollectiveError
 from springtide.runtime.data.shards import GlobalBatch
 from springtide.runtime.elastic.steps import reducer
+from springtide.runtime.elastic.steps.half_pass import square_norm
 from springtide.runtime.elastic.steps.method import Flags
 from springtide.runtime.elastic.steps.overlapped import OverlappedSteps
 from springtide.runtime.models.named_tensors import TrainingState
@@ -301,3 +302,42 @@ def test_a_graph_outlives_the_turn_that_changed_its_buffers(together):
     (mean, count), (other_mean, other_count) = together(2, act)
     assert torch.equal(mean, other_mean)
     assert count == other_count == 1
+
+
+def measured(net, group, size, max_samples):
+    """What three measured steps have reduced, as one member of a group."""
+    model = copy.deepcopy(net)
+    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.05), CPU)
+    steps, outcomes = OverlappedSteps(state, max_samples, measures_noise=True), []
+    for at in range(3):
+        batch = batch_of(at, size)
+        steps.begin(batch, group, is_measured=True)
+        while steps.has_part():
+            _, (low, high) = steps.begin_part()
+            ids = torch.as_tensor(batch.ids[low:high])
+            steps.backward((model(X[ids]) - Y[ids]).square().mean())
+        outcomes.append(steps.exchange(at, NO_FLAGS, 7.0 if group.rank else 5.5))
+        steps.update(1.0, None)
+    return outcomes
+
+
+def square_of(net, low, high):
+    model = copy.deepcopy(net)
+    (model(X[low:high]) - Y[low:high]).square().mean().backward()
+    return square_norm(parameter.grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("size", "max_samples"), [(16, 0), (13, 0), (13, 3), (2, 0)])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_noise_is_measured_from_the_gradients_of_members(together, cut, world_size, size, max_samples):
+    torch.manual_seed(0)
+    net = Net()
+    results = together(world_size, lambda group: measured(net, group, size, max_samples))
+    slices = [batch_of(0, size).rank_bounds(rank, world_size) for rank in range(world_size)]
+    filled = [(low, high) for low, high in slices if high > low]
+    for outcomes in results:
+        # The sum is the same everywhere; of the other figure that of rank 0 counts, which comes with the next step.
+        assert [one.squares[0] for one in outcomes] == [one.squares[0] for one in results[0]]
+        assert {(one.rank0_square, one.num_parts) for one in outcomes} == {(5.5, len(filled))}
+    of_parts = sum((high - low) * square_of(net, low, high) for low, high in filled) / size
+    assert results[0][0].squares == pytest.approx((of_parts, square_of(net, 0, size)), rel=1e-4)

@@ -34,8 +34,9 @@ def step_method(
             f"{len(state.optimizers)} optimizers take turns on one pass over a batch; leave out micro_batch, exact and "
             "bounds of the batch"
         )
-    if not (job.exact or measures_noise):
-        return OverlappedSteps(state, micro_batch)
+    if not job.exact:
+        limits = [micro_batch, job.batch.max_local_size or 0 if job.batch is not None else 0]
+        return OverlappedSteps(state, min(filter(None, limits), default=0), measures_noise=measures_noise)
     if micro_batch:
         how = "max_local_batch" if job.batch is not None else "a larger power of two as exact"
         raise InvalidRequest(

@@ -34,8 +34,9 @@ class Flags:
 class Reduced:
     """The outcome of a step's exchange, alike on every member. `loss` is the mean over the global batch.
 
-    `squares` are StepVector.squares where gradient noise is measured, `rank0_square` is what rank 0 sent of the step
-    before.
+    `squares` are the parts' mean square norm, weighted by samples, and that of the mean gradient, where gradient noise
+    is measured; `num_parts` counts the parts (0: the filled virtual shards). `rank0_square` is what rank 0 sent of
+    the step before.
     """
 
     loss: float
@@ -43,6 +44,7 @@ class Reduced:
     has_gradient: list[bool]
     squares: tuple[float, float] | None = None
     rank0_square: float = 0.0
+    num_parts: int = 0
 
 
 # Gets the reduced gradients, and for every parameter whether it has one, before they are applied.

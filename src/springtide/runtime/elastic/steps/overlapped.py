@@ -16,22 +16,27 @@ from springtide.runtime.elastic.catchup import Lease
 from springtide.runtime.elastic.group import Group
 from springtide.runtime.elastic.step_vector import StepVector
 from springtide.runtime.elastic.steps.buffers import BufferChanges
+from springtide.runtime.elastic.steps.half_pass import HALF, HalfPass, half_of, square_norm
 from springtide.runtime.elastic.steps.method import Feed, Flags, Reduced
-from springtide.runtime.elastic.steps.reducer import Reducer
+from springtide.runtime.elastic.steps.reducer import Reducer, dense
 from springtide.runtime.elastic.steps.tail import Tail
+from springtide.runtime.elastic.training_cursor import is_measured_step
 from springtide.runtime.models.named_tensors import TrainingState
 
 
 class OverlappedSteps:
     """A StepMethod with one part for each member, or several of at most `max_samples` that are exchanged together.
 
-    Alone, a step is that of a plain loop: nothing is copied.
+    Alone, a step is that of a plain loop: nothing is copied. Where gradient noise is measured, it is from the members'
+    own gradients, before they are added; alone, from those of its passes, or of another one over half of the batch.
     """
 
-    def __init__(self, state: TrainingState, max_samples: int = 0) -> None:
+    def __init__(self, state: TrainingState, max_samples: int = 0, *, measures_noise: bool = False) -> None:
         """`max_samples` is the most samples of one pass; 0: no limit."""
         self._state = state
         self._max_samples = max_samples
+        self._measures_noise = measures_noise
+        self._is_measured = False
         self._buffers = BufferChanges(state, replaces=len(state.optimizers) > 1)
         # Allocates nothing until a joiner is fed.
         self.payload = StepVector(state, 1)
@@ -44,10 +49,14 @@ class OverlappedSteps:
         self._group: Group | None = None
         self._tail: Tail | None = None
         self._rank, self._world_size = 0, 1
-        # The (first, end) samples of the passes that are left, and how many passes were made.
-        self._parts: list[tuple[int, int]] = []
+        self._half = HalfPass(self._parameters, state.device)
+        # Number and (first, end) samples of the passes that are left; those of the present one.
+        self._parts: list[tuple[int, tuple[int, int]]] = []
         self._part: tuple[int, int] = (0, 0)
-        self._num_passes = 0
+        # In how many parts noise is seen, and of the passes of a measured step alone, if there are several, the sum of
+        # square norms of their gradients over their weights.
+        self._num_parts = 1
+        self._square = 0.0
         self._num_samples = 1
         self._weight = 0.0
         self._loss = 0.0
@@ -76,12 +85,15 @@ class OverlappedSteps:
                 self._tail = Tail(self._state, self._buffers, len(self._parameters), group)
         self._rank, self._world_size = (0, 1) if group is None else (group.rank, group.world_size)
         low, high = batch.rank_bounds(self._rank, self._world_size)
-        self._num_samples, self._num_passes, self._loss = len(batch.ids), 0, 0.0
+        self._num_samples, self._loss = len(batch.ids), 0.0
         self._weight, self._given_weight = (high - low) / self._num_samples, 0.0
-        self._parts = [bounds for _, bounds in self.parts(batch, group)]
+        self._is_measured, self._square = is_measured, 0.0
+        self._parts = self.parts(batch, group)
+        filled = (batch.rank_bounds(rank, self._world_size) for rank in range(self._world_size))
+        self._num_parts = len(self._parts) if self._world_size == 1 else sum(end > first for first, end in filled)
         self._is_begun = True
         self._drop_gradients()
-        if self._tail is not None or self._is_alternating:
+        if self._tail is not None or self._is_alternating or self._parts[0][0] == HALF:
             self._buffers.begin_step()
 
     def parts(self, batch: GlobalBatch, group: Group | None) -> list[tuple[int, tuple[int, int]]]:
@@ -89,32 +101,48 @@ class OverlappedSteps:
         low, high = batch.rank_bounds(rank, world_size)
         # Rank 0 has samples in every batch: who has none goes through its first part, for nothing.
         cut = self._cut(low, high) if high > low else self._cut(*batch.rank_bounds(0, world_size))[:1]
-        return [(rank + number * world_size, bounds) for number, bounds in enumerate(cut)]
+        parts = [(rank + number * world_size, bounds) for number, bounds in enumerate(cut)]
+        has_half = self._measures_noise and world_size == len(parts) == 1 and is_measured_step(batch.step)
+        return [*(half_of(low, high) if has_half else []), *parts]
 
     def has_part(self) -> bool:
         return bool(self._parts)
 
     def begin_part(self) -> tuple[int, tuple[int, int]]:
-        return self._rank + self._num_passes * self._world_size, self._parts[0]
+        return self._parts[0]
 
     def backward(
         self, loss: torch.Tensor, root: torch.Tensor | None = None, place: int = 0, weight: float | None = None
     ) -> None:
         self._place = place
+        number = 0
         if self._parts:
-            self._part = self._parts.pop(0)
-            self._num_passes += 1
+            number, self._part = self._parts.pop(0)
         low, high = self._part
         if not self._weight:
             return
-        self._given_weight += high - low if weight is None else weight
         root = loss if root is None else root
+        if number == HALF:
+            torch.autograd.backward(root)
+            self._half.keep(high - low, self._num_samples)
+            self._drop_gradients()
+            self._buffers.reset()
+            return
+        self._given_weight += high - low if weight is None else weight
         part = (high - low) / self._num_samples
         if self._tail is not None and not self._parts:
             # The last pass: gradients of those before it are in what is exchanged.
-            self._reducers[place].begin(self._members)
+            self._reducers[place].begin(self._members, is_measured=self._is_measured)
         # Weighting the root weights every gradient, without a pass over them and without another loss.
-        torch.autograd.backward(root, None if part == 1.0 else torch.full_like(root, part))
+        gradient = None if part == 1.0 else torch.full_like(root, part)
+        if not self._is_measured or self._tail is not None:
+            torch.autograd.backward(root, gradient)
+        elif part < 1.0:
+            self._backward_of_part(root, gradient, part)
+        else:
+            if self._num_parts > 1:
+                self._half.compare()
+            torch.autograd.backward(root, gradient)
         self._loss += float(loss.detach()) * (part / self._weight)
 
     def exchange(self, step: float, flags: Flags, last_square: float) -> Reduced:
@@ -126,17 +154,21 @@ class OverlappedSteps:
         if self._tail is None:
             self._make_dense()
             self._has_gradient = [parameter.grad is not None for parameter in self._parameters]
-            return Reduced(loss=loss, flags=flags, has_gradient=self._has_gradient)
+            return Reduced(loss, flags, self._has_gradient, self._squares_alone(), last_square, self._num_parts)
         if not self._weight:
-            reducer.begin(self._members)
+            reducer.begin(self._members, is_measured=self._is_measured)
         own = [False] * len(self._parameters)
         for at, has in zip(owned, reducer.send_rest(), strict=True):
             own[at] = has
-        summed = self._tail.exchange(step, loss, self._weight, own, flags, reducer.works)
+        square = reducer.square / self._weight if self._weight else 0.0
+        summed = self._tail.exchange(
+            step, loss, self._weight, own, flags, reducer.works, square=square, last_square=last_square
+        )
         self._has_gradient = summed.has_gradient
         reducer.attach([self._has_gradient[at] for at in owned])
         self._make_dense()
-        return Reduced(loss=summed.loss, flags=summed.flags, has_gradient=self._has_gradient)
+        squares = (summed.square, self._mean_square()) if self._is_measured else None
+        return Reduced(summed.loss, summed.flags, self._has_gradient, squares, summed.rank0_square, self._num_parts)
 
     def update(self, factor: float, feed: Feed | None, *, is_skipped: bool = False) -> None:
         if feed is not None:
@@ -185,11 +217,34 @@ class OverlappedSteps:
         ends = [low + size * part // num_parts for part in range(num_parts + 1)]
         return list(pairwise(ends))
 
+    def _backward_of_part(self, root: torch.Tensor, gradient: torch.Tensor | None, part: float) -> None:
+        """One of several passes, whose gradients are measured before they are added to those of the passes before."""
+        before = [parameter.grad for parameter in self._parameters]
+        self._drop_gradients()
+        torch.autograd.backward(root, gradient)
+        self._square += self._mean_square() / part
+        with torch.no_grad():
+            for parameter, earlier in zip(self._parameters, before, strict=True):
+                if earlier is not None:
+                    # In this order, as a backward pass adds.
+                    parameter.grad = earlier if parameter.grad is None else earlier.add_(parameter.grad)
+
+    def _squares_alone(self) -> tuple[float, float] | None:
+        if not self._is_measured:
+            return None
+        mean_square = self._mean_square()
+        if self._part != (0, self._num_samples):
+            return self._square, mean_square
+        return mean_square + (self._half.spread() if self._num_parts > 1 else 0.0), mean_square
+
+    def _mean_square(self) -> float:
+        return square_norm(parameter.grad for parameter in self._parameters)
+
     def _make_dense(self) -> None:
         with torch.no_grad():
             for parameter in self._parameters:
-                if parameter.grad is not None and parameter.grad.is_sparse:
-                    parameter.grad = parameter.grad.to_dense()
+                if parameter.grad is not None:
+                    parameter.grad = dense(parameter.grad)
 
     def _flat(self) -> torch.Tensor:
         """The gradients in a vector, as joiners get them."""

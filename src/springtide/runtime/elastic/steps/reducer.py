@@ -99,6 +99,9 @@ class Reducer:
         self._num_sent = 0
         self._num_missing: list[int] = []
         self._error: CollectiveError | None = None
+        self._measures = False
+        # The square norms of this member's buckets, if they are measured.
+        self._squares: list[torch.Tensor] = []
         for index, bucket in enumerate(self._buckets):
             for parameter in bucket.parameters:
                 self._watch(index, parameter)
@@ -118,8 +121,14 @@ class Reducer:
             ]
             self._flats = flats
 
-    def begin(self, group: Group) -> None:
+    @property
+    def square(self) -> float:
+        """The square norm of what this member sent in a measured pass."""
+        return sum(float(square) for square in self._squares)
+
+    def begin(self, group: Group, *, is_measured: bool = False) -> None:
         """Sum over this group the gradients that there are after the next backward pass."""
+        self._measures, self._squares = is_measured, []
         self.reserve()
         self._group = group
         self.works = []
@@ -183,6 +192,8 @@ class Reducer:
             return
         with torch.no_grad():
             tensor = self._filled(index)
+            if self._measures:
+                self._squares.append(torch.dot(tensor, tensor))
         try:
             self.works.append(group.start_all_reduce(tensor))
         except CollectiveError as error:
@@ -194,7 +205,7 @@ class Reducer:
         bucket, flat, views = self._buckets[index], self._flats[index], self._views[index]
         if flat is None or views is None:
             (parameter,) = bucket.parameters
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else _whole(parameter.grad)
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else dense(parameter.grad)
             if gradient.stride() != parameter.stride() or not _is_dense(gradient):
                 gradient = torch.empty_like(parameter, memory_format=torch.contiguous_format).copy_(gradient)
             parameter.grad = gradient
@@ -203,9 +214,10 @@ class Reducer:
             if parameter.grad is None:
                 view.zero_()
             else:
-                view.copy_(_whole(parameter.grad))
+                view.copy_(dense(parameter.grad))
         return flat
 
 
-def _whole(gradient: torch.Tensor) -> torch.Tensor:
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient with all its elements, as an embedding with `sparse=True` does not give it."""
     return gradient.to_dense() if gradient.is_sparse else gradient

@@ -31,6 +31,8 @@ class TailSum:
     loss: float
     flags: Flags
     has_gradient: list[bool]
+    square: float = 0.0
+    rank0_square: float = 0.0
 
 
 class Tail:
@@ -44,10 +46,19 @@ class Tail:
         self._names = [*buffers.floats, *buffers.integers]
         # Buffers that have changed in this generation, the only ones whose changes travel in the tail.
         self._moving: set[str] = set()
-        self._changes_at = 1 + num_parameters + len(self._names) + state.num_numbers + _NUM_SAID * group.world_size
+        self._changes_at = 1 + num_parameters + len(self._names) + state.num_numbers + 2 + _NUM_SAID * group.world_size
 
     def exchange(
-        self, step: float, loss: float, weight: float, has_gradient: Sequence[bool], flags: Flags, works: Sequence[Any]
+        self,
+        step: float,
+        loss: float,
+        weight: float,
+        has_gradient: Sequence[bool],
+        flags: Flags,
+        works: Sequence[Any],
+        *,
+        square: float = 0.0,
+        last_square: float = 0.0,
     ) -> TailSum:
         """Sum the tails, and apply what changes buffers and the optimizer's numbers. Raises CollectiveError.
 
@@ -63,6 +74,7 @@ class Tail:
         nothing = [0.0] * _NUM_SAID
         head = [loss * weight if weight else 0.0, *map(float, has_gradient), *map(float, changed)]
         head += self._state.numbers() if is_first else [0.0] * self._state.num_numbers
+        head += [square, last_square if is_first else 0.0]
         for rank in range(self._group.world_size):
             head += said if rank == self._group.rank else nothing
         vector[: self._changes_at] = torch.tensor(head, dtype=torch.float64)
@@ -79,7 +91,14 @@ class Tail:
         self._moving |= is_moving
         numbers_at = 1 + self._num_parameters + len(self._names)
         self._state.set_numbers(values[numbers_at : numbers_at + self._state.num_numbers])
-        return TailSum(loss=values[0], flags=agreed, has_gradient=[count > 0 for count in counts])
+        square, rank0_square = values[numbers_at + self._state.num_numbers :][:2]
+        return TailSum(
+            loss=values[0],
+            flags=agreed,
+            has_gradient=[count > 0 for count in counts],
+            square=square,
+            rank0_square=rank0_square,
+        )
 
     def _split(self, names: set[str]) -> tuple[list[str], list[str]]:
         """These buffers of floats, and of integers, in the model's order."""
