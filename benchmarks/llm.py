@@ -2,6 +2,7 @@
 
     python benchmarks/llm.py MODEL                       the engine alone, in this process
     python benchmarks/llm.py --url URL --token TOKEN     a deployed service, of which no other client asks meanwhile
+    python benchmarks/llm.py --url URL --token TOKEN --replica PID --gateway PID      processor time of both, by streams
 
 Prints JSON lines. Rounds are interleaved; compare ratios, and CPU seconds where other work shares the machine.
 """
@@ -10,15 +11,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import statistics
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 _TOKENS = 32
 _STREAMS = (1, 4, 16)
+_GATEWAY_STREAMS, _STREAM_TOKENS = (1, 8, 16), 64
+# Of processes below a replica.
+_DEPTH = 3
 
 
 def _prompt(number: int) -> list[int]:
@@ -105,6 +113,49 @@ def measure_hop(url: str, token: str, num: int) -> None:
     print(json.dumps(told))
 
 
+def _used_s(parent: int) -> float:
+    """Processor seconds that a process and the ones below it have used so far."""
+    fields = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields[int(path.parent.name)] = path.read_text().rpartition(")")[2].split()
+    family = {parent}
+    for _ in range(_DEPTH):
+        family |= {pid for pid, values in fields.items() if int(values[1]) in family}
+    ticks = sum(int(fields[pid][11]) + int(fields[pid][12]) for pid in family if pid in fields)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def measure_streams(url: str, token: str, pids: dict[str, int], rounds: int) -> None:
+    """Tokens for each processor second of the replica, and the gateway's for each token, at 1, 8 and 16 streams."""
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    name = url.rstrip("/").rpartition("/")[2]
+
+    def stream(number: int) -> None:
+        words = [{"role": "user", "content": f"{number} {'the quick brown fox ' * 3}"}]
+        asked = {"model": name, "messages": words, "max_tokens": _STREAM_TOKENS, "stream": True}
+        body = json.dumps(asked | {"temperature": 0, "ignore_eos": True}).encode()
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/chat/completions", body, headers)) as answer:
+            answer.read()
+
+    found: dict[int, list[dict[str, float]]] = {}
+    with ThreadPoolExecutor(max(_GATEWAY_STREAMS)) as clients:
+        for _ in range(rounds):
+            for num in _GATEWAY_STREAMS:
+                before = {part: _used_s(pid) for part, pid in pids.items()}
+                # So many one after the other that the clock of processor time, of 10 ms, does not matter.
+                for _ in range(max(_GATEWAY_STREAMS) // num):
+                    list(clients.map(stream, range(num)))
+                found.setdefault(num, []).append({part: _used_s(pid) - before[part] for part, pid in pids.items()})
+    num_tokens = max(_GATEWAY_STREAMS) * _STREAM_TOKENS
+    for num, used in found.items():
+        rates = sorted(num_tokens / each["replica"] for each in used)
+        told = {"streams": num, "tokens_each": _STREAM_TOKENS, "rounds": rounds}
+        told |= {"tokens_per_cpu_s": {"min": rates[0], "median": statistics.median(rates), "max": rates[-1]}}
+        told["gateway_us_per_token"] = statistics.median(each["gateway"] for each in used) / num_tokens * 1e6
+        print(json.dumps(told))
+
+
 def main() -> None:
     """Read the arguments, and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -113,10 +164,15 @@ def main() -> None:
     parser.add_argument("--token", default="")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--requests", type=int, default=100)
+    parser.add_argument("--replica", type=int)
+    parser.add_argument("--gateway", type=int)
     given = parser.parse_args()
     if given.model:
         asyncio.run(compare_engines(given.model, given.rounds))
-    if given.url:
+    if given.url and given.replica:
+        pids = {"replica": given.replica, "gateway": given.gateway}
+        measure_streams(given.url.rstrip("/"), given.token, pids, given.rounds)
+    elif given.url:
         measure_hop(given.url.rstrip("/"), given.token, given.requests)
 
 

@@ -51,9 +51,10 @@ def process(
             return f"llama-server -m {st.model_path('story')} --port {port}"
 
     The function is called in each replica, where the command then runs, in the service's folder, and is to listen on
-    that port of 127.0.0.1, which is also in the variable PORT. A text is split into words as a shell does, without a
-    shell's features; or return the words. It gets what comes to /f/NAME/ without this prefix, WebSockets too, once the
-    path `ready` has answered 2xx twice in a row, or, without one, once its port accepts connections.
+    that port of 127.0.0.1, which is also in the variable PORT. It may take `concurrency` too. A text is split into
+    words as a shell does, without a shell's features; or return the words. It gets what comes to /f/NAME/ without this
+    prefix, WebSockets too, once the path `ready` has answered 2xx twice in a row, or, without one, once its port
+    accepts connections.
     `concurrency` is how many requests a replica has at a time (64). Raises InvalidRequest for an invalid option.
     """
     return _decorator(ProcessService, "st.process decorates a function that returns the command", ready, options)

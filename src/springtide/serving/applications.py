@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 # What a service's function returns as the command that listens: a text as for a shell without its features, or words.
 Command = str | Sequence[str]
+
+
+class EngineCapacity(NamedTuple):
+    """How an engine says for how many tokens of prompts it keeps what it has computed.
+
+    `path` answers it, and `tokens_in` reads it of the answer's body: raises ValueError or LookupError.
+    """
+
+    path: str
+    tokens_in: Callable[[bytes], int]
 
 
 class WebService:
@@ -34,6 +44,12 @@ class ProcessService(WebService):
 
     `{port}` in the command stands for the port.
     """
+
+
+class EngineService(ProcessService):
+    """The base of the class of a language model whose engine is a command that listens on a port."""
+
+    capacity: ClassVar[EngineCapacity]
 
 
 def application_class(base: type[WebService], function: Callable[..., Any], ready: str = "") -> type[WebService]:

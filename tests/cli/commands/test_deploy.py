@@ -33,6 +33,21 @@ def test_a_model_is_deployed_by_its_path_and_deploy_says_how_to_ask_it(
     assert "folder" not in asked, "no file travels"
 
 
+def test_the_engine_follows_from_the_name_of_a_file(
+    client: Any, springtide: Any, make_service: Callable[..., ServiceStatus], tmp_path: Path
+) -> None:
+    client.add(make_service(name="story-q8_0"))
+    model = tmp_path / "Story-Q8_0.gguf"
+    model.touch()
+    result = springtide("deploy", "--llm", str(model))
+    assert result.exit_code == 0, result.output
+    ((_, asked),) = client.calls
+    assert (asked["name"], asked["options"]["concurrency"]) == ("story-q8_0", 4)
+    assert "engine='llama.cpp'" in asked["source"].text
+    refused = springtide("deploy", "--llm", str(model), "--engine", "vllm")
+    assert "does not take files in GGUF" in refused.output.replace("\n", " ")
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kits.runtime.tiny_gguf import write_tiny_gguf
 from kits.runtime.tiny_llm import write_tiny_llm
 from kits.service.gateway_replicas import run
 from kits.service.real_replicas import served
@@ -105,7 +106,9 @@ async def replayed(harness, num_prompts: int, num_clients: int = 4):
         nonlocal tokens, cached
         body = {"model": "double", "prompt": texts_of(line["hash_ids"]), "max_tokens": 1, "temperature": 0}
         began_s = time.perf_counter()
-        answer = await harness.client.post("/f/double/v1/completions", json=body, timeout=120)
+        answer = await harness.client.post(
+            "/f/double/v1/completions", json=body, headers={"X-Springtide-Timeout": "2m"}, timeout=120
+        )
         turns.release()
         assert answer.status_code == 200, answer.text
         first_s.append(time.perf_counter() - began_s)
@@ -144,5 +147,22 @@ def test_two_engines_compute_little_twice_and_share_the_requests(tmp_path, monke
         assert ours[0] > load[0]
         assert ours[0] >= 0.9 * pooled[0]
         assert ours[1] <= 0.6
+
+    run(scenario)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_prompts_for_llama_cpp_go_where_their_beginning_is_known(tmp_path, monkeypatch) -> None:
+    """It says when it starts how much it keeps, and nothing with its answers."""
+    model, num_prompts = write_tiny_gguf(tmp_path / "tiny.gguf", context=4096), 30
+
+    async def scenario(harness):
+        ours = await found_with(harness, tmp_path / "two", 2, model, 64, num_prompts)
+        monkeypatch.setattr(PromptRouting, "cost_of", lambda self, pending: None)
+        load = await found_with(harness, tmp_path / "load", 2, model, 64, num_prompts)
+        print(f"hits {ours[0]:.3f} by prefixes, {load[0]:.3f} by load; share {ours[1]:.3f}")
+        assert ours[0] > load[0]
+        assert ours[1] <= 0.7
 
     run(scenario)

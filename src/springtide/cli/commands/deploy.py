@@ -40,7 +40,7 @@ from springtide.core.status.admission import AdmissionStatus
 from springtide.core.status.platform import ServiceStatus
 from springtide.core.workload import DEFAULT_GRACE_S
 from springtide.serving.applications import WebService
-from springtide.serving.llm_settings import ENGINES
+from springtide.serving.llm_settings import ENGINES, is_gguf
 
 _POLL_S = 0.1
 # A device that is taken from a job is free after the job's grace, so waiting much longer would not help.
@@ -59,7 +59,11 @@ _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boo
 )
 @click.option("--ready", metavar="PATH", help="With --command: the path that answers 2xx when it can take requests.")
 @click.option("--llm", "model", metavar="PATH|ID", help="Serve a language model by OpenAI's API instead of a file.")
-@click.option("--engine", type=click.Choice(ENGINES), help="With --llm: what runs it (transformers).")
+@click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    help="With --llm: what runs it; without it llama.cpp for a file in .gguf, else transformers.",
+)
 @click.option("--context", type=click.IntRange(min=1), help="With --llm: tokens of a prompt and its answer together.")
 @option_flags(SERVICE_OPTIONS, "deploy")
 @release_options
@@ -129,8 +133,9 @@ def _served(target: str, options: dict[str, Any], folder: FolderWish) -> ServeFu
     if command is not None:
         return typed_command(command, ready=ready or "")
     if model is not None:
-        name = options["name"] or name_from(Path(model).resolve().name if Path(model).exists() else Path(model).name)
-        return llm(name, model=model, engine=engine or ENGINES[0], context=context)
+        path = Path(model).resolve() if Path(model).exists() else Path(model)
+        name = options["name"] or name_from(path.stem if is_gguf(model) else path.name)
+        return llm(name, model=model, engine=engine, context=context)
     path, object_name = split_target(target)
     return find_service(imported(path, folder), path, object_name)
 

@@ -36,7 +36,7 @@ from springtide.runtime.serving.calls import InvalidCall
 from springtide.runtime.serving.folder import entered_copy
 from springtide.runtime.serving.identity import IDENTITY
 from springtide.runtime.serving.listeners import HandshakeGuard, ReplicaListener, TcpListener, UnixListener
-from springtide.runtime.serving.requests import RequestAnswerer, RunningApplication
+from springtide.runtime.serving.requests import NUM_READY, PROBE_S, RequestAnswerer, RunningApplication
 from springtide.runtime.serving.server import Answerer, ReplicaServer
 from springtide.serving.applications import AsgiService, ProcessService, WebService
 from springtide.serving.frames import MAX_FRAME_BYTES, BatchOutcome
@@ -44,9 +44,6 @@ from springtide.serving.schema import ServiceSchema, call_decoder, derive_schema
 
 _LOG = logging.getLogger("springtide.replica")
 _ACKNOWLEDGE_S = 5.0
-# A readiness that is true once may be so by chance.
-_NUM_READY = 2
-_PROBE_S = 0.2
 _EXIT_MARGIN_FRACTION = 0.1
 
 
@@ -69,7 +66,7 @@ def _wait_until(ready: Callable[[], object]) -> None:
     Whatever it raises ends the start.
     """
     num_true, is_told = 0, False
-    while num_true < _NUM_READY:
+    while num_true < NUM_READY:
         if ready():
             num_true += 1
             continue
@@ -77,7 +74,7 @@ def _wait_until(ready: Callable[[], object]) -> None:
         if not is_told:
             _LOG.warning("ready() is false; this replica gets no requests until it is true")
             is_told = True
-        time.sleep(_PROBE_S)
+        time.sleep(PROBE_S)
 
 
 class ServedUserModel:
@@ -395,7 +392,7 @@ def _load(
         model: Answerer
         if issubclass(served, WebService):
             loop = asyncio.new_event_loop()
-            model = RequestAnswerer(served, service.concurrency, loop, _application(served, service.name, loop))
+            model = RequestAnswerer(served, service.concurrency, loop, _application(served, service, loop))
         else:
             slot = open_slot(spec)
             model = ServedUserModel(served, service.max_batch_size, service.params, slot, service.concurrency)
@@ -410,14 +407,16 @@ def _load(
         return None
 
 
-def _application(served: type[WebService], name: str, loop: asyncio.AbstractEventLoop) -> RunningApplication:
+def _application(
+    served: type[WebService], service: InferenceService, loop: asyncio.AbstractEventLoop
+) -> RunningApplication:
     if issubclass(served, AsgiService):
-        return ServedApplication(served, name, loop)
+        return ServedApplication(served, service.name, loop)
     assert issubclass(served, ProcessService), "there is no other kind"
     # Imported here, because only these need what speaks HTTP.
     from springtide.runtime.serving.processes.served import ServedProcess
 
-    return ServedProcess(served, name, loop)
+    return ServedProcess(served, service.name, loop, derive_schema(served, service.concurrency).concurrency)
 
 
 def _serve(spec: WorkerSpec, link: ControlLink, stop: _Stopping, server: ReplicaServer) -> int:

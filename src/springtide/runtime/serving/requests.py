@@ -16,8 +16,8 @@ from springtide.serving.schema import derive_schema
 
 _LOG = logging.getLogger("springtide.replica")
 # A readiness that is true once may be so by chance.
-_NUM_READY = 2
-_PROBE_S = 0.2
+NUM_READY = 2
+PROBE_S = 0.2
 
 
 class RunningApplication(Protocol):
@@ -106,7 +106,7 @@ async def ready_in_a_row(probe: Callable[[], Awaitable[str]]) -> None:
     The time in which a replica has to start limits how long that takes. Whatever it raises ends the start.
     """
     num_ready, is_told = 0, False
-    while num_ready < _NUM_READY:
+    while num_ready < NUM_READY:
         trouble = await probe()
         if not trouble:
             num_ready += 1
@@ -115,7 +115,7 @@ async def ready_in_a_row(probe: Callable[[], Awaitable[str]]) -> None:
         if not is_told:
             _LOG.warning("not ready yet: %s; this replica gets no requests until it is", trouble)
             is_told = True
-        await asyncio.sleep(_PROBE_S)
+        await asyncio.sleep(PROBE_S)
 
 
 def trouble_of_status(path: str, status: int) -> str:

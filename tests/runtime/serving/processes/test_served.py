@@ -16,6 +16,7 @@ from springtide.serving.frames import HttpHead
 def test_a_command_is_a_text_or_words_of_a_function_that_may_take_the_port():
     assert words_of(lambda: "serve --port {port} 'a b'", 7) == ["serve", "--port", "7", "a b"]
     assert words_of(lambda port: ["serve", port, '{"x": 1}'], 7) == ["serve", "7", '{"x": 1}']
+    assert words_of(lambda port, concurrency: ["serve", port, concurrency], 7, 4) == ["serve", "7", "4"]
     for given in ("", [], 7, "say 'x"):
         with pytest.raises(InvalidRequest):
             words_of(lambda given=given: given, 7)

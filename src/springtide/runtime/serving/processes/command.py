@@ -26,9 +26,10 @@ _POLL_S = 0.02
 _GUARD = 'read -r never; kill -s KILL -- "-$1" 2>/dev/null'
 
 
-def words_of(make: Callable[..., Any], port: int) -> list[str]:
+def words_of(make: Callable[..., Any], port: int, concurrency: int = 1) -> list[str]:
     """The words of the command that the function returns. Raises InvalidRequest, and what the function raises."""
-    given = make(port=port) if "port" in inspect.signature(make).parameters else make()
+    known = {"port": port, "concurrency": concurrency}
+    given = make(**{name: known[name] for name in inspect.signature(make).parameters if name in known})
     if isinstance(given, str):
         try:
             words = shlex.split(given)

@@ -13,7 +13,7 @@ from springtide.runtime.serving.processes.command import RunningCommand, words_o
 from springtide.runtime.serving.processes.exchanges import Exchange, Upstream, UpstreamLost, written_request
 from springtide.runtime.serving.processes.ports import LOOPBACK, held_port
 from springtide.runtime.serving.requests import ready_in_a_row, refuse, trouble_of_status
-from springtide.serving.applications import ProcessService
+from springtide.serving.applications import EngineService, ProcessService
 from springtide.serving.frames import BatchOutcome, HttpHead, HttpStart
 
 _LOG = logging.getLogger("springtide.replica")
@@ -30,19 +30,24 @@ class ServedProcess:
     """The command of an `st.process`, started and ready.
 
     `name` is the service's; the command gets the paths without its prefix /f/NAME, which is in X-Forwarded-Prefix.
-    Raises InvalidRequest if the command cannot be started or ends before it is ready.
+    `concurrency` is how many requests it gets at a time. Raises InvalidRequest if the command cannot be started or ends
+    before it is ready.
     """
 
-    def __init__(self, served: type[ProcessService], name: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, served: type[ProcessService], name: str, loop: asyncio.AbstractEventLoop, concurrency: int
+    ) -> None:
         self._prefix = f"/f/{name}"
         self.cache_tokens = served.cache_tokens
         self._kept = contextlib.ExitStack()
         self._port = self._kept.enter_context(held_port())
         self._upstream = Upstream(LOOPBACK, self._port)
-        self._command = RunningCommand(words_of(served.make, self._port), self._port)
+        self._command = RunningCommand(words_of(served.make, self._port, concurrency), self._port)
         self._kept.callback(self._command.stop)
         try:
             loop.run_until_complete(ready_in_a_row(lambda: self._probe(served.ready)))
+            if issubclass(served, EngineService):
+                self.cache_tokens = loop.run_until_complete(self._capacity(served))
         except BaseException:
             self._kept.close()
             raise
@@ -149,23 +154,43 @@ class ServedProcess:
             raise InvalidRequest(
                 f"the command {self._command.words[0]} {ended} before it was ready; its output says why"
             )
-        head = HttpHead("GET", "http", ready, b"", ((b"host", f"{LOOPBACK}:{self._port}".encode()),))
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                exchange = await self._upstream.connection(is_new=True)
-                try:
-                    if not ready:
-                        return ""
-                    exchange.ask(written_request(head, ready.encode(), list(head.headers), b""))
-                    return trouble_of_status(ready, (await exchange.head()).status)
-                finally:
-                    exchange.abort()
+                if ready:
+                    return trouble_of_status(ready, (await self._told(ready, has_body=False))[0])
+                (await self._upstream.connection(is_new=True)).abort()
+                return ""
         except TimeoutError:
             return f"port {self._port} did not answer within {_PROBE_TIMEOUT_S:g} s"
         except UpstreamLost as error:
             return f"{ready}: {error}"
         except OSError:
             return f"port {self._port} accepts no connections"
+
+    async def _told(self, path: str, *, has_body: bool = True) -> tuple[int, bytes]:
+        """Status and body of what the command answers to GET on a path. Raises UpstreamLost, OSError.
+
+        Without `has_body` nothing of the body is waited for.
+        """
+        exchange = await self._upstream.connection(is_new=True)
+        headers = [(b"host", f"{LOOPBACK}:{self._port}".encode())]
+        try:
+            exchange.ask(written_request(HttpHead("GET", "http", path, b"", ()), path.encode(), headers, b""))
+            status, parts = (await exchange.head()).status, []
+            while has_body and (part := await exchange.next()):
+                parts.append(part)
+            return status, b"".join(parts)
+        finally:
+            exchange.abort()
+
+    async def _capacity(self, served: type[EngineService]) -> int:
+        """For how many tokens the engine keeps what it has computed; 0, with a line in the log, if it does not say."""
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                return served.capacity.tokens_in((await self._told(served.capacity.path))[1])
+        except (UpstreamLost, OSError, TimeoutError, ValueError, LookupError) as error:
+            _LOG.warning("%s does not say what it keeps; prompts are routed by load: %s", served.capacity.path, error)
+            return 0
 
 
 def _is_own_path(location: bytes) -> bool:
