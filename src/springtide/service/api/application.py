@@ -105,7 +105,8 @@ def build_api(
     app.include_router(key_routes(keys))
     _add_health_routes(app, platform, registry)
     _add_description_routes(app, platform, function_paths)
-    app.router.routes.extend(extra_routes)
+    # Before the routes of the API: routes are tried one after the other, and to requests of services that time matters.
+    app.router.routes[:0] = extra_routes
     add_problem_handlers(app)
     # The middleware added last sees a request first.
     app.add_middleware(RequestLimits)
