@@ -38,6 +38,9 @@ RECORD_HEADINGS = ["Context", "Decision", "Why not the others", "How we will kno
 WITHOUT_A_TEST_OF_THEIR_OWN = {
     "backends/control_channel/driver.py": "a protocol: both drivers' tests",
     "studies/src/springtide_studies/commands/profile_surfaces.py": "springtide profile --surface: tests/cli/profiles",
+    "studies/src/springtide_studies/serving/applications/bento.py": "springtide bench serving, where BentoML is",
+    "studies/src/springtide_studies/serving/applications/lit.py": "springtide bench serving, where LitServe is",
+    "studies/src/springtide_studies/serving/applications/ray_serve.py": "springtide bench serving, where Ray is",
     "studies/src/springtide_studies/rows.py": "the rows of the benches: studies/tests",
     "cli/samples/serving.py": "springtide hello deploys it: tests/end_to_end",
     "cli/samples/training.py": "springtide hello trains it: tests/end_to_end",

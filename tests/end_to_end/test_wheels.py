@@ -69,7 +69,7 @@ def test_every_module_of_the_product_imports_without_the_studies(installed: Path
 
 def test_the_commands_work_and_say_how_to_get_the_studies(installed: Path) -> None:
     listed = run(installed, "-m", "springtide", "bench", "--list", "--json")
-    assert len(json.loads(listed.stdout)) == 24
+    assert len(json.loads(listed.stdout)) == 25
     for arguments, what in (
         (["bench", "jct"], "bench jct"),
         (["simulate", "--study", "loaning"], "study loaning"),

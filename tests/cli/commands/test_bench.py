@@ -70,6 +70,7 @@ def test_options_belong_to_benches(springtide: Run) -> None:
         ("prefixes", "half seed stretch trace"),
         ("promised-batches", "data policies seed workloads"),
         ("resize", "small"),
+        ("serving", "markdown only peer rounds seconds small"),
         ("sharing", "seed small"),
         ("smlt", "html markdown only seed seeds"),
         ("smlt-sync", "seed small"),

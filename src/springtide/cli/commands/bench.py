@@ -45,6 +45,7 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "prefixes": "a recorded trace of prompts on two replicas, routed by prefixes and load, beside other rules",
         "promised-batches": "deadlines of jobs whose batch may change, met, promised and broken, and what others get",
         "resize": "how long training stands still at each kind of resize, beside moving the state once",
+        "serving": "a request to a service, beside the same handler in LitServe, BentoML and Ray Serve; real",
         "sharing": "two services and a job on one shared device under surges, beside exclusive and static ones; real",
         "smlt": "batches that grow, data that arrives all day, models that change: searched beside a fixed allocation",
         "smlt-sync": "how SMLT, Siren, Cirrus, LambdaML and ours exchange a gradient, by parts, workers and stores",

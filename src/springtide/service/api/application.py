@@ -105,7 +105,7 @@ def build_api(
     app.include_router(key_routes(keys))
     _add_health_routes(app, platform, registry)
     _add_description_routes(app, platform, function_paths)
-    app.router.routes.extend(extra_routes)
+    app.router.routes[:0] = extra_routes  # Routes are tried in turn: those of services come first.
     add_problem_handlers(app)
     # The middleware added last sees a request first.
     app.add_middleware(RequestLimits)

@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -52,15 +52,17 @@ _MOST_OVER_PARTS = 3.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def run_gateway_bench(*, num_rounds: int = 8, num_requests: int = 400) -> dict[str, Any]:
+def run_gateway_bench(
+    *, num_rounds: int = 8, num_requests: int = 400, client_counts: Sequence[int] = (1, 16)
+) -> dict[str, Any]:
     """Measure and return {"bench", "machine", "rows", "criterion", "passed"}.
 
     Each of `num_rounds` rounds sends `num_requests` requests directly, through the gateway and to the constant route,
-    in turn, once with 1 and once with 16 at a time. `ours` is the gateway, `baseline` the direct call, `bound` the
-    constant. Raises BackendError if a process does not start or an answer is wrong.
+    in turn, once with each of `client_counts` at a time; 1 and 16 must be among them. `ours` is the gateway, `baseline`
+    the direct call, `bound` the constant. Raises BackendError if a process does not start or an answer is wrong.
     """
     load_before = os.getloadavg()[0]
-    rows = asyncio.run(_measure_all(num_rounds, num_requests))
+    rows = asyncio.run(_measure_all(num_rounds, num_requests, client_counts))
     is_within = {row["case"]: row["ours"] <= _MOST_OVER_PARTS * (row["baseline"] + row["bound"]) for row in rows}
     return {
         "bench": "gateway",
@@ -81,14 +83,14 @@ def run_gateway_bench(*, num_rounds: int = 8, num_requests: int = 400) -> dict[s
     }
 
 
-async def _measure_all(num_rounds: int, num_requests: int) -> list[dict[str, Any]]:
+async def _measure_all(num_rounds: int, num_requests: int, client_counts: Sequence[int]) -> list[dict[str, Any]]:
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="springtide-bench-")))
         replica_pid, address = await stack.enter_async_context(_replica(directory))
         server_pid, port = await stack.enter_async_context(_server(address))
         direct = await stack.enter_async_context(_direct(address))
         rows: list[dict[str, Any]] = []
-        for concurrency in (1, 16):
+        for concurrency in client_counts:
             clients = [await stack.enter_async_context(_http(port)) for _ in range(concurrency)]
             rows += await _measure(concurrency, num_rounds, num_requests, direct, clients, (server_pid, replica_pid))
         return sorted(rows, key=lambda row: (row["unit"] != "us", "CPU" in row["case"], row["case"]))
