@@ -24,7 +24,7 @@ class DrawnWorld:
     """Whole devices and parts; each job runs at its own multiple of the speed that it was profiled with."""
 
     def __init__(self, seed: int) -> None:
-        self._draws = random.Random(seed)
+        self._seed, self._draws = seed, random.Random(seed)
         self._policy = make_live_policy("springtide")
         sizes = [self._draws.choice([2, 2, 4]) for _ in range(self._draws.choice([1, 1, 2, 3]))]
         self._cluster = Topology(nodes=tuple(make_node(f"n{at}", size) for at, size in enumerate(sizes)))
@@ -60,7 +60,8 @@ class DrawnWorld:
                 if vain:
                     # What was asked in vain a moment ago is not asked again yet (decision 74).
                     vain &= self._given_up(make_live_policy("springtide").decide(self._without_answer(snapshot)))
-                assert not vain, f"{vain} at {self._now_s:g} s beside {plan.allocations}"
+                where = f"DrawnWorld({self._seed}) at {self._now_s:g} s"
+                assert not vain, f"{vain} in {where} beside {plan.allocations}"
                 num_lost += len(lost)
             self._carry_out(plan)
         return num_lost

@@ -358,19 +358,21 @@ class ShareBoard:
         return None
 
     def _evict_replica(self, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
-        """Room that a replica beyond the minimum of its service makes, of the service that was deployed last."""
+        """Room that a replica beyond the minimum of its service makes, of the service that was deployed last; of its
+        replicas the last one that can."""
         for view in reversed(self._snapshot.services):
             who, each = view.service.service_id, view.service.devices_each
             mine = self.chosen.get(who, [])
             if view.service.share is None or len(mine) <= view.min_replicas * each:
                 continue
-            self.hold(who, view.service.name, mine[:-each])
-            found = self.find_place(replace(request, only=frozenset(mine[-each:])))
-            if found is not None:
-                self._note(self.evicted, who, request)
-                self._undo.append(partial(self.hold, who, view.service.name, mine))
-                return found
-            self.hold(who, view.service.name, mine)
+            for start in reversed(range(0, len(mine), each)):
+                self.hold(who, view.service.name, [*mine[:start], *mine[start + each :]])
+                found = self.find_place(replace(request, only=frozenset(mine[start : start + each])))
+                if found is not None:
+                    self._note(self.evicted, who, request)
+                    self._undo.append(partial(self.hold, who, view.service.name, mine))
+                    return found
+                self.hold(who, view.service.name, mine)
         return None
 
     def _note(self, losers: dict[WorkloadId, str], loser: WorkloadId, request: PlacementRequest) -> None:

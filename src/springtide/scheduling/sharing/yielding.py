@@ -98,10 +98,11 @@ def with_what_promises_need(
     `before` are those claims and devices until now. The search may be left waiting.
     """
     barred, yielded = before
-    lost = lost_promises(snapshot, parts, plan)
+    lost = frozenset(lost_promises(snapshot, parts, plan))
     if not lost or not can_help(lost, plan) or search.is_waiting:
         return parts, plan, barred, yielded
     closed, given = barred | {ALL_WEAK}, yielded or _NONE
+    given_now = given
     lost_in = partial(lost_promises, snapshot)
 
     def helps(found: frozenset[Lack]) -> bool:
@@ -118,8 +119,11 @@ def with_what_promises_need(
         if tried is None:
             break
         if tried.made is not None and helps(tried.lacking):
-            return *tried.made, closed, more
-    return parts, plan, barred, given
+            # More of them may help those that are still lost.
+            (parts, plan), lost, barred, given_now = tried.made, tried.lacking, closed, more
+            if not can_help(lost, plan):
+                break
+    return parts, plan, barred, given_now
 
 
 def without_harm(
@@ -201,7 +205,7 @@ def _lacking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[Work
 def asking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> tuple[set[tuple[WorkloadId, int]], frozenset[DeviceId]]:
     """Those lacking something that sharers could leave them, and what these could leave: devices of best effort are for
     stronger claims alone, and others for promises and guaranteed minimums."""
-    lost = lost_promises(snapshot, parts, plan)
+    lost = frozenset(lost_promises(snapshot, parts, plan))
     lacking = _lacking(snapshot, parts, plan) if parts.spare or parts.weak else set()
     lacking = lacking if parts.spare else _without_best_effort(snapshot, lacking)
     return lacking | lost, parts.spare.union(parts.weak, parts.below_promises() if lost else ())

@@ -75,8 +75,11 @@ class Decision:
         effort: int,
         revisit_s: float,
         efficiency: float,
+        only_least: bool = False,
     ) -> None:
-        """`cluster` is the fingerprint of the nodes."""
+        """`cluster` is the fingerprint of the nodes; with `only_least` services get no more than their guaranteed
+        minimums."""
+        self._only_least, self._late_before = only_least, frozenset(state.given_up)
         self.revisit_s, self.efficiency = revisit_s, efficiency
         # Nothing to learn or to choose without jobs that may change their batch.
         has_adaptive = state.families is not None or any(row.view.job.batch is not None for row in table.rows)
@@ -167,6 +170,16 @@ class Decision:
         state.price_s, self.trades = market.price_s, market.trades(self.snapshot, placed)
         self._record(placed)
 
+    def newly_late(self) -> set[str]:
+        """The promised jobs that are late now and were not before."""
+        entries = self.reservations.entries.values()
+        return {entry.key for entry in entries if entry.is_promised and entry.is_late} - self._late_before
+
+    def has_beyond_least(self) -> bool:
+        """Whether a service gets more than its guaranteed minimum."""
+        given = ((who, self.allocations.get(who)) for who in self.needs.wanted)
+        return any(has is not None and has.num_devices > self.needs.least.get(who, 0) for who, has in given)
+
     # --- 1. what is true now ----------------------------------------------------------------------------------------
 
     def _drop_reservations(self) -> bool:
@@ -214,7 +227,7 @@ class Decision:
         needs = self.needs = service_needs(self.snapshot) if self.snapshot.services else NO_NEEDS
         self.notes.update(needs.notes)
         self.state.lent = {}
-        wanted = needs.wanted
+        wanted = needs.least if self._only_least else needs.wanted
         capacity = self._promisable(wanted)
         is_kept = self.reservations.set_capacity(capacity)
         if not is_kept and self.staying.promised:

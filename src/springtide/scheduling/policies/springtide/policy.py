@@ -119,7 +119,7 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
         # While the plan stays the same, a job that does not deviate from it can do so only after its next report.
         derived.is_checked = is_valid
         if not is_valid:
-            plan = self._decide_anew(snapshot, derived, state, cluster)
+            plan, state = self._decide_anew(snapshot, derived, state, cluster)
         elif not is_known or derived.plan is None:
             plan = _restored_plan(snapshot, derived, state)
         else:
@@ -127,8 +127,9 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
         derived.memory, derived.state, derived.plan, derived.held = plan.memory, state, plan, snapshot.allocations
         return plan
 
-    def _decide_anew(self, snapshot: Snapshot, derived: DerivedPromises, state: State, cluster: str) -> Plan:
-        rows = derived.table.rows
+    def _decision(
+        self, snapshot: Snapshot, derived: DerivedPromises, state: State, cluster: str, *, only_least: bool
+    ) -> Decision:
         decision = Decision(
             snapshot,
             state,
@@ -139,8 +140,25 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
             effort=self.effort,
             revisit_s=self.revisit_s,
             efficiency=self.efficiency,
+            only_least=only_least,
         )
         decision.run()
+        return decision
+
+    def _decide_anew(
+        self, snapshot: Snapshot, derived: DerivedPromises, state: State, cluster: str
+    ) -> tuple[Plan, State]:
+        """A new plan, and the state that its memory encodes.
+
+        Services do not move: where a promised job would be late since replicas beyond guaranteed minimums lie in its
+        way, they get none if that keeps it in time."""
+        rows = derived.table.rows
+        decision = self._decision(snapshot, derived, state, cluster, only_least=False)
+        if (late := decision.newly_late()) and decision.has_beyond_least():
+            before = decode(snapshot.memory, derived.table.by_id, snapshot, cluster, snapshot.cluster.device_ids())
+            without = self._decision(snapshot, derived, before, cluster, only_least=True)
+            if without.newly_late() < late:
+                decision, state = without, before
         kept = [row for row in rows if row.job_id not in decision.rejected]
         # A refused job is not in the next snapshot.
         state.fingerprint = derived.fingerprints.of(snapshot, kept, RowChanges())
@@ -148,7 +166,7 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
         memory = state.encode(derived.index_of, snapshot.allocations)
         derived.wanted = decision.allocations
         plan = _build_plan(snapshot, state, derived.wanted, kept, decision.rejected, memory)
-        return replace(plan, trades=decision.trades)
+        return replace(plan, trades=decision.trades), state
 
 
 def _restored_plan(snapshot: Snapshot, derived: DerivedPromises, state: State) -> Plan:
