@@ -224,10 +224,13 @@ class Decision:
     def _serve(self) -> dict[WorkloadId, int]:
         """Return the devices of each service: its guaranteed minimum always, more only as far as every promise stays
         kept."""
-        needs = self.needs = service_needs(self.snapshot) if self.snapshot.services else NO_NEEDS
+        needs = service_needs(self.snapshot) if self.snapshot.services else NO_NEEDS
+        if self._only_least:
+            needs = needs._replace(first=needs.least, wanted=needs.least)
+        self.needs = needs
         self.notes.update(needs.notes)
         self.state.lent = {}
-        wanted = needs.least if self._only_least else needs.wanted
+        wanted = needs.wanted
         capacity = self._promisable(wanted)
         is_kept = self.reservations.set_capacity(capacity)
         if not is_kept and self.staying.promised:
