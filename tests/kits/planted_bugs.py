@@ -486,8 +486,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a step that failed leaves its changes of buffers",
         _SRC + "runtime/elastic/steps/overlapped.py",
-        "            self._buffers.reset()\n",
-        "            pass\n",
+        "            self._buffers.reset()\n        for reducer in self._reducers:\n",
+        "            pass\n        for reducer in self._reducers:\n",
         "tests/runtime/elastic/steps/test_overlapped.py::test_a_step_that_failed_leaves_nothing_and_is_done_again_in_another_group",
     ),
     PlantedBug(
