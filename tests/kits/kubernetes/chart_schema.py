@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,12 @@ def values_schema() -> dict[str, Any]:
 
 
 def _written_out(value: Any, definitions: dict[str, Any]) -> Any:
-    """The same without references and defaults: these are the values' own."""
+    """The same without references and defaults: these are the values' own. Descriptions are not indented."""
     if isinstance(value, dict):
         if "$ref" in value:
             return _written_out(definitions[value["$ref"].rpartition("/")[2]], definitions)
+        if isinstance(text := value.get("description"), str):
+            value = {**value, "description": inspect.cleandoc(text)}
         return {key: _written_out(member, definitions) for key, member in value.items() if key != "default"}
     return [_written_out(member, definitions) for member in value] if isinstance(value, list) else value
 
