@@ -426,7 +426,7 @@ PURE = {
     ],
     "scheduling/families/candidates.py": ["size_grid"],
     "scheduling/families/family.py": ["_place_of", "_way", "rates"],
-    "scheduling/sharing/board.py": ["_held_whole"],
+    "scheduling/sharing/board.py": ["_holder_of"],
     "scheduling/sharing/policy.py": ["_held_whole", "_without"],
     "scheduling/sharing/pool_nodes.py": ["_of_services", "_of_training", "_serving", "_training"],
     "scheduling/sharing/ledger.py": ["_columns_of"],

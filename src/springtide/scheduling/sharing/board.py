@@ -58,7 +58,7 @@ class ShareBoard:
         self.jobs, self.share, self.yielded = jobs, share, yielded
         self.names = {view.service.service_id: view.service.name for view in snapshot.services}
         self.names |= {view.job.job_id: view.job.name for view in snapshot.jobs}
-        self.whole = _held_whole(Same(snapshot.allocations))
+        self.whole = _holder_of(Same(snapshot.allocations))
         self._services = {view.service.service_id for view in snapshot.services}
         self._pool_nodes = PoolNodes(snapshot)
         self._never = _closed_devices(snapshot)
@@ -509,7 +509,7 @@ class ShareBoard:
 
 
 @functools.lru_cache(maxsize=4)
-def _held_whole(allocations: Same[Mapping[WorkloadId, Allocation]]) -> Mapping[DeviceId, WorkloadId]:
+def _holder_of(allocations: Same[Mapping[WorkloadId, Allocation]]) -> Mapping[DeviceId, WorkloadId]:
     """Who holds each device that is held as a whole."""
     held = allocations.value
     return {at: who for who, given in held.items() if given.share is None for at in given.device_ids}
